@@ -10,7 +10,7 @@ use crate::run::environment::HWLOC_WITHOUT_GPUS;
 use crate::run::failure_kind::FailureKind;
 use crate::store::WriteError;
 
-/// `CUresult` of a driver that has shut down in its process.
+/// `CUresult` returned after the driver has shut down in its process.
 const CUDA_ERROR_DEINITIALIZED: i32 = 4;
 
 /// Reason why a step on the job's GPU state failed. The job computes, unless [`GpuError::job_is_lost`] returns true.

@@ -1,14 +1,14 @@
 //! Processes of the job that hold the GPU's device files and do not use CUDA: children that a CUDA process forked.
 //!
-//! CRIU cannot dump such files; our plugin leaves them out of the image. That is right only for files that nobody
-//! uses, so it is checked that no others are there:
+//! CRIU cannot dump such files; our plugin leaves them out of the image. That is correct only for files that no process
+//! uses, so three checks make sure of this:
 //!
-//! - Before anything is suspended: no program has such files that the driver does not know.
+//! - Before the suspend: no program unknown to the driver has such files.
 //! - After the suspend, which takes all device files from the processes that use CUDA or NVML (measured with driver
-//!   580.159.04): the driver knows none of the holders, and each of them was forked and has executed no program
-//!   since. One that did may be on its way into `cuInit`: then it has files before the driver knows it.
-//! - While the tasks are frozen: the holders are the same, with as many files. The driver is not asked again: its
-//!   answer about a stopped process that uses CUDA does not come before that goes on (580.159.04).
+//!   580.159.04): the driver knows none of the holders, and each of them was forked and has not executed a program
+//!   since. A process that has executed one may be entering `cuInit`, and opens the files before the driver knows it.
+//! - While the tasks are frozen: the holders and their numbers of files are unchanged. The driver is not queried again,
+//!   because it answers a query about a stopped CUDA process only after that process continues (580.159.04).
 
 use super::error::GpuError;
 use crate::cuda;
@@ -19,20 +19,21 @@ use crate::run::run_context::RunContext;
 /// nvidia-caps, nvidiactl and others).
 const DRIVER: &str = "nvidia";
 
-/// Looks for programs that have come to the GPU and whom the driver does not know yet, before any other is suspended:
-/// `users` are those that it knows. Others of the job may be about to meet them there (NCCL), and wait.
+/// Checks, before the first process is suspended, that no program unknown to the driver has opened the GPU; `users` are
+/// the processes that the driver knows. Such a program may be about to use NCCL, and other processes of the job may
+/// wait for it.
 pub(crate) fn nobody_arrives(processes: &[Process], users: &[i32]) -> Result<(), GpuError> {
     let holders = job::holders(processes, &job::majors(DRIVER))?;
     let arrives = |holder: &&Holder| !holder.forked && !users.contains(&holder.host_pid);
     refuse(holders.iter().find(arrives))
 }
 
-/// Devices that CRIU's plugin may leave out, if nobody is found to use them.
+/// Returns the devices that CRIU's plugin may leave out if no process is found to use them.
 pub(crate) fn majors() -> Vec<u32> {
     job::majors(DRIVER)
 }
 
-/// Device files that CRIU may leave out of this snapshot.
+/// Device files that CRIU may leave out of a snapshot.
 #[derive(Debug, Default)]
 pub(crate) struct InheritedDevices {
     majors: Vec<u32>,
@@ -40,7 +41,7 @@ pub(crate) struct InheritedDevices {
 }
 
 impl InheritedDevices {
-    /// Looks for them, after the suspend.
+    /// Finds the files, after the suspend.
     pub fn of(context: &RunContext, root: i32) -> Result<Self, GpuError> {
         let majors = job::majors(DRIVER);
         if majors.is_empty() {
@@ -50,7 +51,7 @@ impl InheritedDevices {
         if holders.is_empty() {
             return Ok(Self { majors, holders });
         }
-        // Nobody else can tell who uses CUDA.
+        // Only the driver knows which processes use CUDA.
         let driver = context.driver()?;
         let pids: Vec<i32> = holders.iter().map(|holder| holder.host_pid).collect();
         let users = cuda::find(driver, &pids);
@@ -59,20 +60,20 @@ impl InheritedDevices {
         Ok(Self { majors, holders })
     }
 
-    /// Checks that nothing has changed, now that the tasks are frozen.
+    /// Checks that nothing has changed, after the tasks were frozen.
     pub fn check(&self, frozen: &[Process]) -> Result<(), GpuError> {
         let holders = job::holders(frozen, &self.majors)?;
         refuse(holders.iter().find(|one| !self.holders.contains(one)))
     }
 }
 
-/// `users` are those that the driver knows.
+/// Admits holders that do not use CUDA; `users` are the processes that the driver knows.
 fn admit(holders: &[Holder], users: &[i32]) -> Result<(), GpuError> {
     let doubtful = |holder: &&Holder| !holder.forked || users.contains(&holder.host_pid);
     refuse(holders.iter().find(doubtful))
 }
 
-/// No snapshot because of this one, if there is one.
+/// Returns the error for a holder, if there is one.
 fn refuse(holder: Option<&Holder>) -> Result<(), GpuError> {
     holder.map_or(Ok(()), |one| {
         let process = ProcessName::of(one.host_pid, one.pid);

@@ -1,62 +1,62 @@
-//! Detection of GPU state that the driver cannot carry. It comes before the driver's checkpoint, which may succeed
-//! while its restore fails, and then the process is lost.
+//! Detection of GPU state that the driver cannot restore. It precedes the driver's checkpoint, which may succeed
+//! although its restore fails, and then the process is lost.
 //!
-//! Memory that processes share across GPUs leaves no trace in `/proc`: not NCCL's peer-to-peer transport, and not
-//! `cuIpcOpenMemHandle` (driver 580, measured: maps and descriptors of both sides are the same before and after).
-//! So NCCL is known by its library, its settings and the number of GPUs in use, and a process whose agent has all that
-//! NCCL shares by its agent; a program that shares memory by CUDA IPC of its own cannot be recognised here. Peer access
-//! between the GPUs of one process comes back (580, measured) and is no obstacle.
+//! Memory that processes share across GPUs leaves no trace in `/proc`, neither with NCCL's peer-to-peer transport nor
+//! with `cuIpcOpenMemHandle` (driver 580, measured: maps and descriptors of both sides are the same before and after).
+//! So NCCL is recognized by its library, its settings and the number of GPUs in use, unless all processes have agents,
+//! which know the shared memory. A program that uses CUDA IPC itself cannot be recognized here. Peer access between the
+//! GPUs of one process is restored (580, measured) and needs no refusal.
 //!
-//! What was suspended once stands in the way of others, too: the driver no longer switches away from a kernel of a
-//! process that it has resumed (580.159.04, measured with its calls alone: a kernel of 9 s beside another program's
-//! ends well before a suspend, and with "launch failure" and Xid 109 after it). The kernels of two runs of NCCL that
-//! each wait for their own peer on the same GPUs then wait for each other.
+//! A process that was suspended before can also block others: the driver no longer switches away from a kernel of a
+//! process that it has resumed (580.159.04, measured with its calls alone: a kernel of 9 s beside another program ends
+//! normally before a suspend, and with "launch failure" and Xid 109 after it). The NCCL kernels of two runs on the same
+//! GPUs, each waiting for its own peers, then wait for each other.
 //!
-//! A pure function of a description; it must not know how that was made.
+//! The check is a pure function of a description of the job.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::job::variable;
 use crate::run::environment::{CHECKPOINTABLE_NCCL, PEER_NCCL};
 
-/// Memory of GPUs of other machines, reached through `NVLink`.
+/// Device files for memory of other machines' GPUs, which `NVLink` connects.
 pub(crate) const FABRIC_DEVICES: &str = "/dev/nvidia-caps-imex-channels";
 
-/// Number of GPUs from which on NCCL's kernels wait for each other.
+/// Number of GPUs from which NCCL's kernels wait for each other.
 const SEVERAL: usize = 2;
 
-/// A CUDA process of the job.
+/// CUDA process of the job.
 #[derive(Clone, Debug, Default)]
 #[allow(clippy::struct_excessive_bools, reason = "facts, each of its own")]
 pub(crate) struct CudaUser {
-    /// Its pid, as the host sees it.
+    /// Pid on the host.
     pub pid: i32,
-    /// True if NCCL's library is in its memory. `PyTorch` always has it.
+    /// True if NCCL's library is mapped, which is always the case with `PyTorch`.
     pub nccl: bool,
-    /// True if it has the agent.
+    /// True if the process has the agent.
     pub agent: bool,
-    /// Its environment, as `/proc/PID/environ` has it; empty where it cannot be read.
+    /// Environment as in `/proc/PID/environ`; empty if it cannot be read.
     pub environment: Vec<u8>,
-    /// UUIDs of the GPUs it computes on, or may; empty where that cannot be told.
+    /// UUIDs of the GPUs on which the process computes or may compute; empty if unknown.
     pub gpus: Vec<String>,
     /// True if the process computes through an MPS server.
     pub through_mps: bool,
-    /// True if it has the device of other machines' GPUs open.
+    /// True if the process has a device of other machines' GPUs open.
     pub fabric: bool,
 }
 
-/// A process of another run of ckpt-run that computes on this machine.
+/// Process of another run of ckpt-run on this machine's GPUs.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Neighbour {
-    /// The store of its run.
+    /// Store of that run.
     pub store: String,
-    /// True if NCCL's library is in its memory.
+    /// True if NCCL's library is mapped.
     pub nccl: bool,
-    /// UUID of a GPU that it computes on; it is here once for each.
+    /// UUID of a GPU on which the process computes; there is a value for each GPU.
     pub gpu: String,
 }
 
-/// GPU state that the driver could not restore. Nothing was frozen; the job computes.
+/// GPU state that the driver could not restore. Nothing was frozen, and the job computes.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unsupported {
     /// NCCL shares GPU memory.
@@ -72,7 +72,7 @@ pub enum Unsupported {
         /// The environment that makes it suspendable.
         remedy: String,
     },
-    /// Another run's NCCL on the same GPUs.
+    /// Another run uses NCCL on the same GPUs.
     #[error(
         "process {pid} computes on several GPUs with NCCL loaded, and so does the run in {store} on the same ones: once \
          snapshots were taken of both, the driver does not switch between their kernels, which fail as they wait for \
@@ -84,7 +84,7 @@ pub enum Unsupported {
         /// The store of the other run.
         store: String,
     },
-    /// Memory of other machines' GPUs.
+    /// A process uses memory of other machines' GPUs.
     #[error(
         "process {pid} shares GPU memory with other machines (it has {FABRIC_DEVICES} open), which does not come back; set NCCL_MNNVL_ENABLE=0 for the job"
     )]
@@ -92,7 +92,7 @@ pub enum Unsupported {
         /// Pid as the host sees it.
         pid: i32,
     },
-    /// MPS.
+    /// A process uses an MPS server.
     #[error(
         "process {pid} computes through an MPS server, which keeps a part of its state; run the job without MPS (CUDA_MPS_PIPE_DIRECTORY=/nonexistent)"
     )]
@@ -100,7 +100,7 @@ pub enum Unsupported {
         /// Pid as the host sees it.
         pid: i32,
     },
-    /// MIG.
+    /// A process uses a GPU in MIG mode.
     #[error(
         "process {pid} computes on {gpu}, which is split up (MIG): the driver suspends jobs on whole GPUs only"
     )]
@@ -112,7 +112,8 @@ pub enum Unsupported {
     },
 }
 
-/// Looks for what would not come back. `machine_gpus` is their number, `split` the UUIDs of those that are split up.
+/// Checks for state that cannot be restored. `machine_gpus` is the number of GPUs, and `split` are the UUIDs of those
+/// in MIG mode.
 pub(crate) fn look(
     users: &[CudaUser],
     machine_gpus: usize,
@@ -148,8 +149,8 @@ pub(crate) fn look(
     Ok(())
 }
 
-/// Looks for another run whose NCCL has several of the job's GPUs. A job whose GPUs cannot be told may have all. Who is
-/// there is asked only where it matters.
+/// Checks for another run that uses NCCL on several of the job's GPUs. A job with unknown GPUs may use all of them. The
+/// neighbours are determined only if necessary.
 pub(crate) fn look_around(
     users: &[CudaUser],
     machine_gpus: usize,
@@ -187,10 +188,10 @@ fn gpus_in_use(users: &[CudaUser], machine_gpus: usize) -> usize {
     all.len()
 }
 
-/// The first setting that lets NCCL share memory in a way that nobody brings back.
+/// Returns the first setting that lets NCCL share memory in a way that cannot be restored.
 fn shares_memory(user: &CudaUser) -> Option<String> {
     let environment = &user.environment;
-    // Not to use peers at any distance is the same as not to use them.
+    // To use peers at no distance is the same as not to use them.
     let level = variable(environment, "NCCL_P2P_LEVEL");
     let far_only = level.is_some_and(|level| level.eq_ignore_ascii_case("LOC") || level == "0");
     let needed: &[_] = if far_only || user.agent {

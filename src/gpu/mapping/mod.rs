@@ -1,13 +1,13 @@
-//! The choice of GPUs for a restore: a pure function of the GPUs that the job had, those of this machine, and the user's
-//! wishes.
+//! Choice of GPUs for a restore: a pure function of the job's GPUs at the snapshot, this machine's GPUs, and the user's
+//! map.
 //!
 //! ```text
-//! the user gave a map           that one, checked
-//! all its GPUs are here         the same ones
-//! some or all are not           others of their model, the emptiest first, for those that are not
+//! the user gave a map           the map, checked
+//! all its GPUs are present      the same GPUs
+//! some or all are missing      GPUs of the same model in their place, the emptiest first
 //! ```
-//! Every chosen GPU is checked for model, mode and free memory. A restore that fails for lack of GPU memory is final for
-//! the process (driver 580); a refusal here costs nothing.
+//! Every chosen GPU is checked for model, mode and free memory. A restore that fails for lack of GPU memory is final
+//! for the process (driver 580); a refusal here costs nothing.
 
 use std::cmp::Reverse;
 
@@ -15,34 +15,34 @@ use crate::cuda::{ComputeMode, Gpu, Inventory};
 use crate::run::format::size;
 use crate::run::gpu_facts::{CudaFacts, GpuFacts, GpuPairs};
 
-/// The GPUs that a restore uses.
+/// GPUs that a restore uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GpuPlan {
-    /// Empty where the job gets the GPUs that it had. Otherwise names every GPU of its machine: the driver refuses a
-    /// map in which one is missing (580: error 1).
+    /// Map from old to new GPUs; empty if the GPUs are the same. Otherwise it names every GPU of the job's machine,
+    /// because the driver refuses an incomplete map (580: error 1).
     pub map: GpuPairs,
-    /// The driver then and now, where it is not the same.
+    /// Driver versions at the snapshot and at present, if they differ.
     pub other_driver: Option<(String, String)>,
 }
 
-/// Why this machine's GPUs cannot take the job. Nothing was touched.
+/// Reason why the job cannot be restored on this machine's GPUs. Nothing was changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// No driver, or no GPU.
+    /// There is no driver or no GPU.
     #[error("this machine has no NVIDIA GPU; restore on one that has")]
     NoGpu,
-    /// A driver of an older branch.
+    /// The driver belongs to an older branch.
     #[error(
         "the image was made with NVIDIA driver {then} and this machine has the older {now}: a newer CUDA library does not \
          work on it; restore where the driver is {then}"
     )]
     OlderDriver {
-        /// The driver of the snapshot.
+        /// Driver at the snapshot.
         then: String,
-        /// The one that is here.
+        /// Present driver.
         now: String,
     },
-    /// Fewer GPUs than the job had.
+    /// There are fewer GPUs than at the snapshot.
     #[error(
         "the job had {then} GPUs and {now} can be used here (CUDA_VISIBLE_DEVICES counts); restore where there are as many"
     )]
@@ -52,17 +52,17 @@ pub enum Refusal {
         /// Number of GPUs on this machine.
         now: usize,
     },
-    /// Another model than the job had.
+    /// There is no free GPU of the same model.
     #[error(
         "the job had {then} and there is only {now} to take its place; restore on the same model"
     )]
     OtherModel {
-        /// Model and UUID of the GPU that it had.
+        /// Model and UUID of the job's GPU.
         then: String,
-        /// The models that are here.
+        /// Models of the present GPUs.
         now: String,
     },
-    /// The GPU is split up.
+    /// The GPU is in MIG mode.
     #[error(
         "{gpu} is split up (MIG), and a job cannot come back on a part of a GPU; switch it off (nvidia-smi -mig 0)"
     )]
@@ -78,7 +78,7 @@ pub enum Refusal {
         /// Model and UUID.
         gpu: String,
     },
-    /// The GPU admits one process only, and one uses it.
+    /// The GPU admits only one process, and one uses it.
     #[error(
         "{gpu} is open to one process only and one is there, an MPS server perhaps; end that one or open the GPU (nvidia-smi -c 0)"
     )]
@@ -91,12 +91,12 @@ pub enum Refusal {
     Memory {
         /// Model and UUID.
         gpu: String,
-        /// Bytes that the job had there.
+        /// Bytes that the job used there.
         needed: u64,
-        /// Bytes that are free.
+        /// Free bytes.
         free: u64,
     },
-    /// The user's map lacks a GPU.
+    /// The user's map lacks a GPU of the job.
     #[error(
         "the map of GPUs names none for {gpu}, which the job had; the driver wants all of them"
     )]
@@ -104,7 +104,7 @@ pub enum Refusal {
         /// Model and UUID.
         gpu: String,
     },
-    /// The user's map begins at a GPU that the job had not.
+    /// The user's map names a source GPU that the job did not have.
     #[error(
         "the map of GPUs begins at {uuid}, which the job did not have; `ckpt-run show` lists those"
     )]
@@ -112,7 +112,7 @@ pub enum Refusal {
         /// The UUID.
         uuid: String,
     },
-    /// The user's map ends at a GPU that is not here.
+    /// The user's map names a target GPU that does not exist on this machine.
     #[error(
         "the map of GPUs leads to {uuid}, which is not here; nvidia-smi -L lists those that are"
     )]
@@ -120,7 +120,7 @@ pub enum Refusal {
         /// The UUID.
         uuid: String,
     },
-    /// Memory that several processes have does not come back on other GPUs.
+    /// Processes share GPU memory, which cannot be restored on other GPUs.
     #[error(
         "processes of the job share GPU memory (NCCL's peer-to-peer transport, CUDA IPC), which comes back on the same \
          GPUs only; restore where these are, and run a job that has to move with cuda.nccl = \"checkpointable\""
@@ -135,7 +135,8 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// Returns true if the refusal may pass when another program, or the rest of the job's own processes, has exited.
+    /// Returns true if the refusal may be temporary, until another program, or the rest of the job's own processes, has
+    /// exited.
     #[must_use]
     pub fn may_pass(&self) -> bool {
         match self {
@@ -155,18 +156,18 @@ impl Refusal {
     }
 }
 
-/// The GPUs that a restore may use.
+/// GPUs that a restore may use.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Here<'a> {
     /// The machine.
     pub machine: &'a Inventory,
-    /// Places in it of the GPUs that the choice may take.
+    /// Indexes of the GPUs that may be chosen.
     pub open: &'a [usize],
-    /// The user's map, which may take any; empty leaves the choice to us.
+    /// The user's map, which may name any GPU; empty if there is none.
     pub wanted: &'a [(String, String)],
 }
 
-/// For each GPU of the job's machine, the index of the GPU that takes its place.
+/// Index of the replacement for each GPU of the job's machine.
 type Places = Vec<Option<usize>>;
 
 /// Plans a restore.
@@ -197,8 +198,9 @@ pub(crate) fn plan(then: &CudaFacts, here: Here<'_>) -> Result<GpuPlan, Refusal>
     Ok(GpuPlan { map, other_driver })
 }
 
-/// A process keeps the CUDA library that it began with, and that is newer than an older driver. A newer driver, or
-/// another release of the branch, is worth a try: where the library is missing, the image is refused for that.
+/// Compares the driver versions. A process keeps its original CUDA library, which requires a driver of its branch or a
+/// newer one. A newer driver, or another release of the branch, is accepted; if the library is missing, another check
+/// refuses the image.
 fn compare_drivers(then: &CudaFacts, now: &Inventory) -> Result<Option<(String, String)>, Refusal> {
     let here = now.driver.clone().unwrap_or_default();
     if then.driver.is_empty() || here.is_empty() || then.driver == here {
@@ -214,18 +216,18 @@ fn compare_drivers(then: &CudaFacts, now: &Inventory) -> Result<Option<(String, 
     }
 }
 
-/// 580 of `580.159.04`.
+/// Returns the branch of a version, such as 580 of `580.159.04`.
 pub(crate) fn branch(release: &str) -> Option<u32> {
     release.split('.').next()?.parse().ok()
 }
 
-/// A GPU that no process of the job could see holds nothing of it.
+/// Returns true for a GPU that no process of the job could see, and that therefore holds none of its memory.
 fn is_hidden(old: &GpuFacts) -> bool {
     old.visible == Some(false)
 }
 
-/// The same GPUs where they are open to us, the emptiest ones of the model in the place of others; none for those
-/// that the job did not see.
+/// Chooses the same GPUs if they may be used, and replaces others by the emptiest of their model. GPUs that the job did
+/// not see get none.
 fn choose(then: &CudaFacts, here: Here<'_>) -> Result<Places, Refusal> {
     let gpu = |place: &usize| &here.machine.gpus[*place];
     let seen = || (0..then.gpus.len()).filter(|index| !is_hidden(&then.gpus[*index]));
@@ -246,7 +248,7 @@ fn choose(then: &CudaFacts, here: Here<'_>) -> Result<Places, Refusal> {
     }
     spare.sort_by_key(|place| Reverse(gpu(place).memory.map_or(0, |memory| memory.free_bytes)));
     let mut lost: Vec<usize> = seen().filter(|index| places[*index].is_none()).collect();
-    // The one that needs most chooses first.
+    // The GPU with the most memory in use is replaced first.
     lost.sort_by_key(|index| Reverse(then.gpus[*index].used_bytes));
     for index in lost {
         let old = &then.gpus[index];
@@ -260,7 +262,7 @@ fn choose(then: &CudaFacts, here: Here<'_>) -> Result<Places, Refusal> {
     Ok(places)
 }
 
-/// Why none of these, the emptiest first, can stand in for `old`: what the best one lacks.
+/// Returns the reason why no GPU of `spare`, emptiest first, can replace `old`: the shortcoming of the best one.
 fn shortcoming(old: &GpuFacts, spare: &[&Gpu]) -> Refusal {
     let of_the_model = spare.iter().find(|gpu| same_model(old, gpu));
     let lacks = of_the_model.and_then(|gpu| check(old, gpu).err());
@@ -270,7 +272,7 @@ fn shortcoming(old: &GpuFacts, spare: &[&Gpu]) -> Refusal {
     })
 }
 
-/// The user's map, with every GPU that the job saw.
+/// Applies the user's map, which must name every GPU that the job saw.
 fn follow(then: &CudaFacts, here: Here<'_>) -> Result<Places, Refusal> {
     for (index, (old, new)) in here.wanted.iter().enumerate() {
         for (earlier_old, earlier_new) in &here.wanted[..index] {
@@ -303,8 +305,8 @@ fn follow(then: &CudaFacts, here: Here<'_>) -> Result<Places, Refusal> {
     then.gpus.iter().map(place).collect()
 }
 
-/// Gives those that the job did not see what is left: themselves, their model, anything. The driver wants them in a
-/// map all the same (580, measured: error 1 without one that `CUDA_VISIBLE_DEVICES` hid).
+/// Gives the remaining GPUs to those that the job did not see: the same GPU, the same model, or any. The driver
+/// requires them in the map (580, measured: error 1 without a GPU that `CUDA_VISIBLE_DEVICES` hid).
 fn place_hidden(then: &CudaFacts, now: &Inventory, places: &mut Places) -> Result<(), Refusal> {
     let ranks: [fn(&GpuFacts, &Gpu) -> bool; 3] =
         [|old, gpu| old.uuid == gpu.uuid, same_model, |_, _| true];
@@ -326,7 +328,7 @@ fn place_hidden(then: &CudaFacts, now: &Inventory, places: &mut Places) -> Resul
     })
 }
 
-/// Checks that a GPU can take over what the job had on another one.
+/// Checks that a GPU can hold the memory that the job had on another one.
 fn check(old: &GpuFacts, new: &Gpu) -> Result<(), Refusal> {
     let gpu = label(&new.name, &new.uuid);
     if !same_model(old, new) {
@@ -353,7 +355,7 @@ fn check(old: &GpuFacts, new: &Gpu) -> Result<(), Refusal> {
     }
 }
 
-/// An image that does not know the model is taken at its UUID, or at the user's word.
+/// Returns true if the models are equal. If the image lacks the model, the UUID or the user's map decides.
 fn same_model(old: &GpuFacts, new: &Gpu) -> bool {
     old.name.is_empty() || old.name == new.name
 }

@@ -7,7 +7,7 @@ const H100: &str = "NVIDIA H100 80GB HBM3";
 const H200: &str = "NVIDIA H200";
 const GIB: u64 = 1 << 30;
 
-/// UUID, model, GiB in use or free.
+/// UUID, model, and GiB in use or free.
 type Rows<'a> = &'a [(&'a str, &'a str, u64)];
 type Map<'a> = &'a [(&'a str, &'a str)];
 
@@ -165,7 +165,7 @@ fn a_gpu_in_a_mode_that_lets_nobody_in_is_refused_or_passed_over() {
     let taken = set(|gpu| (gpu.mode, gpu.busy) = (Some(ComputeMode::Exclusive), Some(true)));
     assert!(matches!(taken, Err(Refusal::Taken { .. })), "{taken:?}");
     assert!(set(|gpu| gpu.mode = Some(ComputeMode::Exclusive)).is_ok());
-    // What is not known is no reason.
+    // Unknown properties are no reason for a refusal.
     assert!(set(|gpu| (gpu.mig, gpu.mode, gpu.memory) = (None, None, None)).is_ok());
 
     let mut here = now(&[("c", H200, 90), ("d", H200, 30)]);

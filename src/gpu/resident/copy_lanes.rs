@@ -1,7 +1,7 @@
-//! Device memory on its way into an image and out of one: a copier process, and lanes that work in parallel.
+//! Transfer of device memory to and from an image, by a copier process with parallel lanes.
 //!
 //! ```text
-//! GPU ─▶ copier's lane ─▶ stream of the image        a part of a segment at a time, and back
+//! GPU ─▶ copier's lane ─▶ stream of the image        one part of a segment at a time, in both directions
 //! ```
 
 use std::collections::BTreeSet;
@@ -23,41 +23,41 @@ use crate::run::resident_facts::{Part, ResidentFacts};
 use crate::store::{ImageReader, StreamOpener, StreamReader, StreamWriter};
 use crate::sync::locked;
 
-/// Most lanes: each keeps a core busy, with copies of some GB/s or with one GB/s of decompression, and the bus takes
-/// 54 GB/s.
+/// Maximum number of lanes: each keeps a core busy, with copies of some GB/s or with decompression of one GB/s, and the
+/// bus carries 54 GB/s.
 const LANES_MAX: usize = 32;
 const _: () = assert!(Lane::ROOM >= StreamReader::ROOM_MIN);
-/// The part of a GPU's memory that a shadow leaves free, one in so many: for what the job allocates until the shadow is
-/// in the image, some seconds later.
+/// Divisor for the share of a GPU's memory that a shadow leaves free, for the job's allocations until the shadow is in
+/// the image, some seconds later.
 const SHADOW_LEAVES: u64 = 16;
 /// Niceness of a lane's thread.
 const NICENESS: i32 = 5;
-/// Limit on the time of a piece in any of the lanes, to or from a slow disk as well: where all lanes share one disk, it
-/// has a piece of each to move meanwhile (128 MiB, at 1.5 MB/s). A copier that hangs would hold up the job for ever.
+/// Time limit for a piece in any lane, including slow disks: if all lanes share one disk, it transfers a piece of each
+/// in this time (128 MiB, at 1.5 MB/s). Without a limit, a hanging copier would block the job for ever.
 const PIECE_LIMIT: Duration = Duration::from_secs(90);
 const _: () = assert!(LANES_MAX * Lane::ROOM <= 128 << 20);
 
-/// A copier and its lanes.
+/// Copier with its lanes.
 #[derive(Debug)]
 pub(crate) struct CopyLanes {
     copier: Copier,
     lanes: Mutex<Vec<Lane>>,
 }
 
-/// Memory that the copier has taken over.
+/// Memory that the copier has imported.
 #[derive(Debug)]
 pub(crate) struct TakenMemory {
     parts: Vec<Part>,
     segments: Vec<SegmentId>,
-    /// For each segment, the bytes from its beginning that have a shadow: the job may change the original.
+    /// Number of bytes from the beginning of each segment that have a shadow; the job may change the original.
     safe: Vec<u64>,
 }
 
-/// The same under way.
+/// Thread that takes over memory.
 pub(crate) type TakeOver = JoinHandle<Result<TakenMemory, GpuError>>;
 
 impl CopyLanes {
-    /// Makes contexts of the copier on these GPUs, and its lanes.
+    /// Creates contexts of the copier on these GPUs, and its lanes.
     pub fn begin(copier: Copier, gpus: &[GpuUuid]) -> Result<Self, ResidentError> {
         let copy_lanes = Self {
             lanes: Mutex::default(),
@@ -87,12 +87,12 @@ impl CopyLanes {
         })
     }
 
-    /// Ends the copier without waiting for its end.
+    /// Ends the copier without waiting for its exit.
     pub fn leave(self) {
         self.copier.leave();
     }
 
-    /// Makes contexts on these GPUs, where there are none.
+    /// Creates contexts on those of the GPUs that have none.
     pub fn open(&self, gpus: &[GpuUuid]) -> Result<(), ResidentError> {
         for gpu in gpus {
             self.copier.open(*gpu)?;
@@ -100,14 +100,14 @@ impl CopyLanes {
         Ok(())
     }
 
-    /// Free memory of a GPU, less what is left to others, bytes.
+    /// Returns the free memory of a GPU, less the share left to others, in bytes.
     pub fn room(&self, gpu: GpuUuid) -> Result<u64, ResidentError> {
         let room = self.copier.open(gpu)?;
         Ok(room.free.saturating_sub(room.total / SHADOW_LEAVES))
     }
 
-    /// Reserves GPU memory for a shadow of up to so many bytes on each of the GPUs, as far as there is room; how much in
-    /// all.
+    /// Reserves memory for shadows of up to the given sizes on the GPUs, as far as there is room; returns the total
+    /// size.
     pub fn make_room(&self, shadows: &[(GpuUuid, u64)]) -> Result<u64, ResidentError> {
         let mut reserved = 0;
         for (gpu, bytes) in shadows {
@@ -117,7 +117,7 @@ impl CopyLanes {
                     tracing::debug!(%gpu, bytes, "room for a shadow");
                     reserved += bytes;
                 }
-                // Others took it: then it goes straight into the image.
+                // Other processes took the memory: then the data go directly into the image.
                 Err(error @ CopierError::OutOfMemory { .. }) => {
                     tracing::debug!(%gpu, %error, "no room for a shadow");
                 }
@@ -127,8 +127,8 @@ impl CopyLanes {
         Ok(reserved)
     }
 
-    /// Takes over what was kept, and what of it has no shadow into the image, on a thread: the driver suspends the rest
-    /// meanwhile, and CRIU dumps.
+    /// Imports the kept memory and copies the part without a shadow into the image, on a thread: meanwhile the driver
+    /// suspends the rest, and CRIU dumps.
     pub fn take(
         self: &Arc<Self>,
         kept: &KeptMemory,
@@ -161,7 +161,7 @@ impl CopyLanes {
         memory: &[Held],
     ) -> Result<TakenMemory, ResidentError> {
         let gpu = |held: &Held| GpuUuid::from_bytes(held.segment.device);
-        // The driver does not list the GPUs of a process that has only just begun.
+        // The driver does not list the GPUs of a process that has just started.
         let gpus: BTreeSet<GpuUuid> = memory.iter().map(gpu).collect();
         for gpu in gpus {
             self.copier.open(gpu)?;
@@ -174,7 +174,7 @@ impl CopyLanes {
         })
     }
 
-    /// Reads memory into streams: what has no shadow, while the job stands still, or the rest, whose shadow goes
+    /// Reads memory into streams: the part without a shadow while the job is frozen, or the rest, whose shadow is freed
     /// segment by segment.
     pub fn drain(
         &self,
@@ -203,7 +203,7 @@ impl CopyLanes {
             stream.finish()?;
             let was_last = left[part.segment].fetch_sub(1, Ordering::Relaxed) == 1;
             if was_last && shadowed == Shadowed::Yes {
-                // The job may want the room.
+                // The job may need this memory.
                 self.copier.release(&[taken.segments[part.segment]])?;
             }
             Ok(())
@@ -212,7 +212,7 @@ impl CopyLanes {
         self.side_by_side(&parts, open, copy, finish)
     }
 
-    /// Lets go of originals that nothing more is read of; the job may free them now.
+    /// Releases originals that will not be read any more, so that the job can free them.
     fn leave_originals(&self, taken: &TakenMemory) -> Result<(), ResidentError> {
         let segments = taken.segments.iter().zip(&taken.safe);
         let unsafe_ones = segments.filter(|(_, safe)| **safe == 0);
@@ -220,7 +220,7 @@ impl CopyLanes {
         Ok(self.copier.release(&originals)?)
     }
 
-    /// Makes memory for an image's processes. `map` says which GPU takes the place of which.
+    /// Creates memory for an image's processes. `map` contains the replaced GPUs.
     pub fn make(
         &self,
         facts: &ResidentFacts,
@@ -256,7 +256,7 @@ impl CopyLanes {
         Ok((memory.collect(), segments))
     }
 
-    /// Takes memory that others made, on these GPUs, to fill it.
+    /// Imports memory that others created on these GPUs, to fill it.
     pub fn import<'a>(
         &self,
         memory: impl Iterator<Item = (GpuUuid, &'a Held)>,
@@ -268,7 +268,7 @@ impl CopyLanes {
         memory.map(import).collect()
     }
 
-    /// Fills the memory of an image's processes from its streams.
+    /// Fills the memory of an image's processes from the image's streams.
     pub fn fill(
         &self,
         facts: &ResidentFacts,
@@ -300,7 +300,7 @@ impl CopyLanes {
         self.side_by_side(&parts, open, copy, |_, _| Ok(()))
     }
 
-    /// Ends the copier when no piece gets through; until all lanes are done.
+    /// Ends the copier if no piece is transferred in time; returns when all lanes are done.
     fn watch(&self, working: &Receiver<()>) {
         loop {
             match working.recv_timeout(PIECE_LIMIT) {
@@ -315,8 +315,8 @@ impl CopyLanes {
         }
     }
 
-    /// Has each lane do one part after the other, until all are done or one fails: opens its stream, copies, and finishes
-    /// the stream. `copy` tells of each piece.
+    /// Distributes the parts to the lanes, until all are done or one fails. For each part, a lane opens its stream,
+    /// copies, and finishes the stream. `copy` reports each piece.
     fn side_by_side<S, E: From<ResidentError> + Send>(
         &self,
         parts: &[&Part],
@@ -329,19 +329,19 @@ impl CopyLanes {
         let failure = Mutex::new(None);
         let (working, watched) = channel();
         let fail = |error| {
-            // The others end with the part that they are at. What fails because of this comes later.
+            // The other lanes stop after their present part. Errors that result from this one come later.
             next.store(parts.len(), Ordering::Relaxed);
             locked(&failure).get_or_insert(error);
         };
         let one = |lane: &mut Lane, part: &Part, tell: &dyn Fn()| {
             let mut stream = open(part).map_err(&fail)?;
-            // The stream is given up after the failure is known.
+            // The stream is abandoned after the error is recorded.
             copy(lane, part, &mut stream, tell).map_err(&fail)?;
             finish(part, stream).map_err(&fail)
         };
         let drive = |lane: &mut Lane, working: Sender<()>| {
             step_back();
-            // The watch ends with a copier that hangs, and so do we.
+            // The watch ends with a hanging copier, and so does this lane.
             let tell = || {
                 let _ = working.send(());
             };
@@ -362,7 +362,7 @@ impl CopyLanes {
                 .collect();
             drop(working);
             scope.spawn(move || self.watch(&watched));
-            // All of them, so that a panic is no one else's.
+            // All threads are joined, so that a panic is reported for its own thread.
             let ends: Vec<_> = threads
                 .into_iter()
                 .map(thread::ScopedJoinHandle::join)
@@ -378,7 +378,8 @@ impl CopyLanes {
     }
 }
 
-/// Lets others win where there are not cores for all: CRIU, which has fewer threads to do its part with, and the job.
+/// Lowers the priority of a lane, for CRIU, which has fewer threads for its part, and for the job, if there are too few
+/// cores.
 fn step_back() {
     if let Err(error) = rustix::process::nice(NICENESS) {
         tracing::debug!(%error, "a lane keeps its priority");

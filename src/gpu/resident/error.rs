@@ -10,16 +10,16 @@ use crate::store::ReadError;
 
 use crate::run::failure_kind::FailureKind;
 
-/// The job computes, unless [`ResidentError::job_is_lost`] says otherwise.
+/// Error of resident memory. The job computes, unless [`ResidentError::job_is_lost`] returns true.
 #[derive(Debug, thiserror::Error)]
 pub enum ResidentError {
     /// The threads of a process could not be stopped.
     #[error("cannot stop the job's threads")]
     Halt(#[from] HaltError),
-    /// The driver failed, in one of the steps around.
+    /// The driver failed in a preceding or following step.
     #[error(transparent)]
     Cuda(Box<TreeError>),
-    /// Each time, a thread stood still within a call of CUDA's that all others wait for.
+    /// In every attempt a thread was halted within a CUDA call that blocks all others.
     #[error(
         "cannot stop the job between two calls to CUDA, tried {tries} times; it is tried again later (cuda.memory = \
          \"driver\" for a new start does without)"
@@ -28,7 +28,7 @@ pub enum ResidentError {
         /// Number of attempts.
         tries: u32,
     },
-    /// An agent does not do its part.
+    /// A request to an agent failed.
     #[error("cannot let the agent in process {pid} handle its GPU memory")]
     Agent {
         /// Pid as the job sees it.
@@ -37,7 +37,7 @@ pub enum ResidentError {
         #[source]
         source: AgentError,
     },
-    /// A process shares device memory in a way that cannot be brought back.
+    /// A process shares device memory in a way that cannot be restored.
     #[error(
         "process {pid} shares GPU memory with others (CUDA IPC) that no agent handles, as pieces below 2 MiB, or all after \
          a move to other GPUs: that cannot be brought back, so no snapshot is taken"
@@ -52,25 +52,25 @@ pub enum ResidentError {
         "the job's {pieces} pieces of GPU memory need more open descriptors than the limit of {limit}: raise it (ulimit -Hn,          LimitNOFILE=)"
     )]
     Descriptors {
-        /// Pieces of memory, of all processes.
+        /// Number of pieces of all processes.
         pieces: u64,
         /// The limit.
         limit: u64,
     },
-    /// A process came to have memory that the driver alone would lose, while the snapshot was prepared without it.
+    /// A process got memory that only an agent can save, after the snapshot was planned without it.
     #[error("process {pid} has shared GPU memory since the snapshot was begun")]
     Newcomer {
         /// Pid as the job sees it.
         pid: i32,
     },
-    /// Stopped processes could not be halted to be resumed, or have nothing to be resumed with.
+    /// Stopped processes could not be halted again, or cannot be resumed.
     #[error("cannot resume the job; it will be restored")]
     Stuck {
         /// The system's error.
         #[source]
         source: Box<ResidentError>,
     },
-    /// The memory did not come back: its processes cannot compute.
+    /// The memory could not be restored, so its processes cannot compute.
     #[error("GPU memory of process {pid} is lost; the job will be restored")]
     Lost {
         /// Pid as the job sees it.
@@ -85,22 +85,22 @@ pub enum ResidentError {
     /// The copier failed.
     #[error("cannot copy GPU memory")]
     Copier(#[from] CopierError),
-    /// A socket or pipe of our own failed.
+    /// A socket or pipe failed.
     #[error("cannot talk to the agents")]
     Socket(#[from] io::Error),
     /// The image cannot be read.
     #[error("cannot read GPU memory from the image")]
     Read(#[source] Box<ReadError>),
-    /// The image's facts make no sense.
+    /// The image's facts are not valid.
     #[error("the image's GPU memory is not described as this program does it")]
     Facts,
-    /// A thread of ours panicked, which is a mistake in this program.
+    /// A thread panicked, which is a bug of this program.
     #[error("a mistake in ckpt-run, please report it")]
     Panicked,
 }
 
 impl ResidentError {
-    /// Returns true if the job may be in a state in which it cannot compute.
+    /// Returns true if the job may be left in a state in which it cannot compute.
     #[must_use]
     pub fn job_is_lost(&self) -> bool {
         match self {
@@ -132,7 +132,7 @@ impl ResidentError {
         }
     }
 
-    /// The kind of failure of the snapshot.
+    /// Returns the kind of failure for the snapshot.
     pub(crate) fn kind(&self) -> FailureKind {
         match self {
             Self::Halt(error) => FailureKind::of_halt(error),

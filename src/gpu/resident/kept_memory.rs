@@ -11,10 +11,11 @@ use crate::cuda::{self, Driver, GpuUuid, Locked, State, SuspendOptions, TreeErro
 use crate::job::{self, Process};
 use crate::run::resident_facts::{ResidentFacts, ResidentProcess, ResidentSegment};
 
-/// Limit on an agent's answer about its memory. It answers from memory; a longer time means that there is no agent.
+/// Time limit for an agent's description of itself. Agents reply from memory; a longer time means that there is no
+/// agent.
 pub(super) const HELLO_LIMIT: Duration = Duration::from_secs(1);
-/// Limit on an agent's test whether the driver answers it. The few calls take less than a millisecond; a longer time
-/// means that a thread is halted within the driver.
+/// Time limit for an agent's test of the driver. The few calls take less than a millisecond; a longer time means that a
+/// thread is halted within the driver.
 const PROBE_LIMIT: Duration = Duration::from_millis(250);
 /// Limit on unmapping all memory of an agent: 50 segments take 2 ms, and it may have 16,384. The job is frozen
 /// meanwhile.
@@ -29,32 +30,32 @@ const LOCK_AGAIN: SuspendOptions = SuspendOptions {
     attempt: Duration::from_millis(400),
     total: Duration::from_millis(400),
 };
-/// Number of requests to an agent to map its memory.
+/// Maximum number of requests to an agent to map its memory.
 const MAP_TRIES_MAX: u32 = 3;
 
-/// Device memory that its processes have let go of.
+/// Device memory that its processes have released.
 #[derive(Debug)]
 pub(crate) struct KeptMemory {
     channel: Channel,
     token: Token,
     processes: Vec<KeptProcess>,
-    /// True if the memory is in an image only.
+    /// True if only an image contains the memory.
     evicted: bool,
 }
 
 #[derive(Debug)]
 pub(super) struct KeptProcess {
-    /// Pid as the host sees it.
+    /// Pid on the host.
     host_pid: i32,
-    /// Pid as the job sees it.
+    /// Pid in the job's namespace.
     pub pid: i32,
     pub held: Vec<Held>,
-    /// The pieces that other processes have as well, by address.
+    /// Owners of the pieces that other processes have as well, by address.
     origins: HashMap<u64, Origin>,
 }
 
-/// Asks processes, by their pids as the host and as the job sees them, for their agents. One that somebody has suspended
-/// stays so, whatever it holds, and its agent waits for the driver.
+/// Queries the agents of processes, which are given by their pids on the host and in the job. A suspended process stays
+/// suspended, and its agent waits for the driver.
 pub(super) fn ask(
     channel: &mut Channel,
     token: &Token,
@@ -75,7 +76,7 @@ pub(super) fn ask(
     pids.map(cover).collect()
 }
 
-/// The agent of a process, whichever user that has become.
+/// Returns the agent of a process, regardless of the process's present user.
 pub(super) fn agent<'a>(
     channel: &'a mut Channel,
     token: &Token,
@@ -85,7 +86,7 @@ pub(super) fn agent<'a>(
     let agent = channel.agent(token, pid).while_alive(host_pid);
     match job::user(host_pid) {
         Some(uid) => agent.owned_by(uid),
-        // It has ended, and does not answer.
+        // The process has exited and will not reply.
         None => agent,
     }
 }
@@ -106,7 +107,7 @@ impl KeptProcess {
 }
 
 impl KeptMemory {
-    /// Prepares for processes that still hold their memory: nothing is kept yet.
+    /// Prepares for processes that still have their memory; no memory is kept yet.
     pub(super) fn of(token: &Token, covers: &[Cover]) -> Result<Self, ResidentError> {
         let covered = covers.iter().filter(|cover| cover.bytes() > 0);
         let process = |cover: &Cover| KeptProcess::of(cover.host_pid, cover.pid, Vec::new());
@@ -118,7 +119,7 @@ impl KeptMemory {
         })
     }
 
-    /// Checks that all memory that the driver would lose is prepared for. The processes are locked.
+    /// Checks that all memory that the driver would lose is planned for. The processes are locked.
     pub(super) fn is_whole(
         &mut self,
         driver: &Driver,
@@ -130,7 +131,7 @@ impl KeptMemory {
         expect_no_newcomer(&now, is_prepared)
     }
 
-    /// Prepares for restored processes, found among the existing ones, with the memory that was allocated for them.
+    /// Prepares for those of the recorded processes that exist after a restore, with the memory allocated for them.
     pub(crate) fn restored(
         token: &Token,
         there: &[Process],
@@ -154,7 +155,7 @@ impl KeptMemory {
         &self.processes
     }
 
-    /// Gives a process memory that was made for it.
+    /// Assigns the memory allocated for a process.
     pub(crate) fn put(&mut self, pid: i32, memory: Vec<Held>) -> Result<(), ResidentError> {
         let mut processes = self.processes.iter_mut();
         let process = processes.find(|process| process.pid == pid);
@@ -163,7 +164,7 @@ impl KeptMemory {
         Ok(())
     }
 
-    /// Lets go of the memory: it is in an image.
+    /// Releases the memory, which an image contains.
     pub(crate) fn evict(&mut self) {
         for process in &mut self.processes {
             process.held.clear();
@@ -171,7 +172,7 @@ impl KeptMemory {
         self.evicted = true;
     }
 
-    /// Returns true if the memory is in an image only.
+    /// Returns true if only an image contains the memory.
     pub(crate) fn is_evicted(&self) -> bool {
         self.evicted
     }
@@ -190,7 +191,7 @@ impl KeptMemory {
             let segment = ResidentSegment {
                 address,
                 len: held.segment.len,
-                // A process that cannot see the GPU that others' memory is on takes it for one of its own.
+                // A process that cannot see the GPU of others' memory reports that memory on one of its own GPUs.
                 gpu: first.as_ref().map_or(gpu, |first| first.1.clone()),
                 same_as: first.map(|first| first.0).filter(|first| *first != number),
             };
@@ -208,9 +209,10 @@ impl KeptMemory {
         ResidentFacts::new(self.processes.iter().map(process).collect())
     }
 
-    /// Takes the memory of every process, or of none.
+    /// Takes the memory of all processes, or of none.
     pub(super) fn let_go(&mut self) -> Result<(), ResidentError> {
-        // What is taken and given back can be suspended in this way only from then on: not before all are ready.
+        // Memory that was released and returned can only be suspended by agents from then on, so all processes must be
+        // ready first.
         for process in &self.processes {
             let pid = process.pid;
             let mut agent = process.agent(&mut self.channel, &self.token);
@@ -236,24 +238,24 @@ impl KeptMemory {
         Ok(())
     }
 
-    /// Returns the pieces that a process, which has released its memory, has in common with others.
+    /// Returns the pieces that a process, which has released its memory, shares with others.
     fn ask_origins(&mut self, place: usize) -> Result<Vec<Origin>, ResidentError> {
         let process = &self.processes[place];
         let pid = process.pid;
         let mut agent = process.agent(&mut self.channel, &self.token);
         match agent.origins(HELLO_LIMIT) {
-            // An agent of an older image, which lets nobody share.
+            // Older agents have no sharing.
             Err(AgentError::Refused { .. }) => Ok(Vec::new()),
             origins => origins.map_err(|source| ResidentError::Agent { pid, source }),
         }
     }
 
-    /// Locks the processes after they let go of their memory. Nothing of theirs runs and nothing is under way, so that
-    /// takes no time; but a thread may have been halted in a place that the driver waits for (in 2 of 26 snapshots of
-    /// a program that allocates all the time), and waiting does not help then.
+    /// Locks the processes after they have released their memory. This takes no time, because none of their threads
+    /// runs and no GPU work is pending. But a thread may have been halted at a point that the driver waits for (in 2 of
+    /// 26 snapshots of a program that allocates all the time), and then waiting does not help.
     ///
     /// # Errors
-    /// They have their memory again, unless it is lost.
+    /// The processes have their memory again, unless it is lost.
     pub(super) fn lock_again(
         &mut self,
         driver: &Driver,
@@ -266,7 +268,7 @@ impl KeptMemory {
         self.give_back_unless_lost(&failed).and(Err(failed))
     }
 
-    /// Gives the memory back unless the process is stuck, in which case its agent would not answer.
+    /// Returns the memory, unless the process is stuck and its agent cannot reply.
     pub(super) fn give_back_unless_lost(
         &mut self,
         error: &ResidentError,
@@ -277,8 +279,10 @@ impl KeptMemory {
         self.give_back()
     }
 
+    /// Releases the memory of a process.
+    ///
     /// # Errors
-    /// It has its memory and keeps it, unless it is lost.
+    /// The process keeps its memory, unless it is lost.
     fn release(&mut self, place: usize) -> Result<Vec<Held>, ResidentError> {
         let process = &self.processes[place];
         let pid = process.pid;
@@ -312,8 +316,8 @@ impl KeptMemory {
         }
     }
 
-    /// Has the agents make memory where it was, by their pids as the job sees them. Their processes are halted, and their
-    /// calls to CUDA do not wait.
+    /// Makes the agents create new memory at the old addresses; returns it by pids in the job's namespace. The
+    /// processes must be halted and their CUDA calls not blocked.
     pub(super) fn remake(&mut self) -> Result<Memory, ResidentError> {
         let mut remake = |process: &KeptProcess| {
             let pid = process.pid;
@@ -325,11 +329,11 @@ impl KeptMemory {
         self.processes.iter().map(&mut remake).collect()
     }
 
-    /// Has the agents map everything where it was. Their processes are halted, and their calls to CUDA do not wait. One
-    /// that has ended needs nothing.
+    /// Makes the agents map all memory at the old addresses. The processes must be halted and their CUDA calls not
+    /// blocked. Exited processes are skipped.
     ///
     /// # Errors
-    /// A process has not got its memory; all others that could have it have it.
+    /// A process did not get its memory; all others have it if possible.
     pub(crate) fn give_back(&mut self) -> Result<(), ResidentError> {
         let mut result = Ok(());
         for process in &mut self.processes {
@@ -357,7 +361,7 @@ impl KeptMemory {
 }
 
 impl ResidentError {
-    /// Returns true if the driver's way may succeed, as long as the resident way was never completed for the processes.
+    /// Returns true if the driver alone may suspend the processes: no resident suspend of them was ever completed.
     pub(super) fn driver_may(&self) -> bool {
         match self {
             Self::Agent { .. } | Self::Busy { .. } | Self::Halt(_) => !self.job_is_lost(),
@@ -376,7 +380,7 @@ impl ResidentError {
         }
     }
 
-    /// Returns true if another attempt may succeed, when the job is halted at another moment.
+    /// Returns true if another attempt may succeed when the job is halted at another moment.
     pub(super) fn passes(&self) -> bool {
         match self {
             Self::Agent { source, .. } => matches!(

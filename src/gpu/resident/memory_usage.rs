@@ -1,4 +1,4 @@
-//! GPU memory of the job, per GPU. The agents report it, because NVML leaves out the memory that agents provide.
+//! GPU memory of the job per GPU, as reported by the agents, because NVML does not count memory that agents provide.
 
 use std::collections::BTreeMap;
 use std::thread;
@@ -12,12 +12,12 @@ use crate::cuda::GpuUuid;
 
 use crate::run::gpu_facts::GpuFacts;
 
-/// Limit on the wait for a process that allocates memory; an allocation takes milliseconds.
+/// Time limit for a process that is allocating memory, which takes milliseconds.
 const BUSY_LIMIT: Duration = Duration::from_millis(200);
-/// Time between two questions.
+/// Time between two queries.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Memory that agents hold on each GPU. Memory that several processes have counts once.
+/// Memory that agents hold on each GPU. Memory shared by several processes counts once.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct MemoryUsage(BTreeMap<GpuUuid, Held>);
 
@@ -28,7 +28,7 @@ struct Held {
 }
 
 impl MemoryUsage {
-    /// Asks the agents of processes that compute; `None` where one of them does not tell.
+    /// Queries the agents of running processes; `None` if one of them does not reply.
     pub fn ask(channel: &mut Channel, token: &Token, covers: &[Cover]) -> Option<Self> {
         let mut sum = Self::default();
         for cover in covers.iter().filter(|cover| cover.bytes() > 0) {
@@ -57,7 +57,7 @@ impl MemoryUsage {
         held.fold(0, u64::saturating_add)
     }
 
-    /// Returns the bytes by GPU that NVML leaves out.
+    /// Returns the bytes per GPU that NVML does not count.
     pub fn imported(&self) -> impl Iterator<Item = (GpuUuid, u64)> {
         let held = self.0.iter().map(|(gpu, held)| (*gpu, held.imported));
         held.filter(|(_, bytes)| *bytes > 0)
@@ -69,7 +69,7 @@ impl MemoryUsage {
     }
 }
 
-/// An agent whose process is just allocating is asked again.
+/// Queries an agent; repeats the query while its process is allocating.
 fn ask(channel: &mut Channel, token: &Token, cover: &Cover) -> Result<Vec<Holding>, AgentError> {
     let mut agent = agent(channel, token, cover.host_pid, cover.pid);
     let deadline = clock::now() + BUSY_LIMIT;
@@ -81,8 +81,8 @@ fn ask(channel: &mut Channel, token: &Token, cover: &Cover) -> Result<Vec<Holdin
     }
 }
 
-/// Returns the largest possible shadow of the job's memory on each GPU: the memory there, or, where that is unknown,
-/// all memory that agents hold (`covered`) on each GPU that the job uses.
+/// Returns the largest possible shadow of the job's memory on each GPU: the memory there or, if unknown, all memory
+/// that agents hold (`covered`) on each GPU in use.
 pub(super) fn shadows(
     held: Option<&MemoryUsage>,
     gpus: &[GpuFacts],
@@ -92,7 +92,7 @@ pub(super) fn shadows(
         return held.by_gpu();
     }
     let is_used = |gpu: &&GpuFacts| gpu.used_bytes.is_some_and(|bytes| bytes > 0);
-    // One that the driver does not list yet is opened when its memory comes; if none is, it may be any.
+    // A GPU that the driver does not list yet is opened later, with its memory; if it lists none, each may be in use.
     let any = !gpus.iter().any(|gpu| is_used(&gpu));
     let gpus = gpus.iter().filter(|gpu| any || is_used(gpu));
     let gpus = gpus.filter_map(|gpu| gpu.uuid.parse().ok());

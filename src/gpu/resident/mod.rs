@@ -1,17 +1,17 @@
 //! Device memory that stays on the GPUs while the job is suspended (`cuda.memory`).
 //!
 //! ```text
-//! prepare ─▶ lock ─▶ halt ─▶ unlock ─▶ agents let go ─▶ lock ─▶ suspend ─▶ stop ─▶ (criu dump)
-//!                                         │ copier: shadow on the GPU, or straight into the image
-//!            (criu) ─▶ halt ─▶ resume ─▶ agents map ─▶ threads go on ─▶ computing ─▶ shadow into the image
+//! prepare ─▶ lock ─▶ halt ─▶ unlock ─▶ agents release ─▶ lock ─▶ suspend ─▶ stop ─▶ (criu dump)
+//!                                         │ copier: shadow on the GPU, or directly into the image
+//!            (criu) ─▶ halt ─▶ resume ─▶ agents map ─▶ threads continue ─▶ computing ─▶ shadow into the image
 //! ```
-//! An agent in each process of the job has backed large allocations by memory that can be held from outside. Here the
-//! processes are halted, so that none meets an address without memory, and descriptors keep the memory. The driver
-//! suspends the rest, which is small. A copier process reads the memory meanwhile; at a restore it makes and fills it
-//! before the agents map it, or, on another GPU, fills what they have made there.
+//! An agent in each process of the job allocates large pieces of memory in a form that other processes can hold. This
+//! module halts the processes, so that none accesses an unmapped address, and keeps the memory by descriptors. The
+//! driver suspends the rest, which is small. A copier process reads the memory meanwhile. At a restore it creates and
+//! fills the memory before the agents map it or, on another GPU, fills memory that the agents have created there.
 //!
-//! Memory that was mapped from a descriptor once is lost to the driver's own way (580: restore answers 801), so a
-//! process with such memory is suspended in this way or not at all.
+//! The driver cannot restore memory that was mapped from a descriptor (580: its restore returns 801), so a process with
+//! such memory can be suspended in this way only.
 
 mod copy_lanes;
 mod error;

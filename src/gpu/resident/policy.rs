@@ -1,58 +1,59 @@
-//! The choice between resident memory and the driver's way: a pure function of the settings and the agents' answers.
+//! Choice between resident memory and the driver's own suspend: a pure function of the settings and the agents'
+//! replies.
 
 use super::error::ResidentError;
 use crate::agent_client::Hello;
 use crate::config::Memory;
 
-/// A CUDA process of the job, and its agent's words if it has one.
+/// CUDA process of the job, and the reply of its agent if it has one.
 #[derive(Clone, Debug)]
 pub(crate) struct Cover {
-    /// Pid as the host sees it.
+    /// Pid on the host.
     pub host_pid: i32,
-    /// Pid as the job sees it.
+    /// Pid in the job's namespace.
     pub pid: i32,
     pub hello: Option<Hello>,
 }
 
-/// The treatment of device memory in a snapshot.
+/// Treatment of device memory in a snapshot.
 #[derive(Debug)]
 pub(crate) enum Way {
-    /// The driver copies it into host memory. Why so, where the user may have expected otherwise.
+    /// The driver copies it into host memory; with the reason if the user may have expected otherwise.
     Driver(Option<&'static str>),
-    /// Memory that the agents of these processes hold stays on the GPUs; some of the processes may have no agent.
+    /// Memory of these processes' agents stays on the GPUs; some of the processes may have no agent.
     Resident(Vec<Cover>),
 }
 
 impl Cover {
-    /// Device memory that its agent holds and can let go of.
+    /// Returns the bytes of device memory that the agent can release.
     pub(super) fn bytes(&self) -> u64 {
         let held = self.hello.as_ref().filter(|hello| !hello.moved);
         held.map_or(0, |hello| hello.bytes)
     }
 
-    /// Has it known whether it is among the processes that were moved to another GPU, which its agent may not know.
+    /// Marks the process if it is among those that were moved to another GPU, which its agent may not know.
     pub(super) fn know(&mut self, moved: &[i32]) {
         if let Some(hello) = &mut self.hello {
             hello.moved |= moved.contains(&self.pid);
         }
     }
 
-    /// Returns true if the driver alone would lose the process's memory.
+    /// Returns true if only the agent can save the process's memory, because the driver would lose it.
     pub(super) fn is_bound(&self) -> bool {
         let bound = |hello: &Hello| hello.imported || hello.lends;
         self.hello.as_ref().is_some_and(bound)
     }
 
-    /// Returns true if the memory cannot be restored at all: other processes have it too, and it is the driver's own,
-    /// or it was moved to a GPU where no memory is imported from outside.
+    /// Returns true if the memory cannot be restored at all: it is the driver's own and shared with other processes, or
+    /// it was moved to a GPU on which memory cannot be imported.
     fn is_hopeless(&self) -> bool {
         let hopeless = |hello: &Hello| hello.shares || hello.lends && hello.moved;
         self.hello.as_ref().is_some_and(hopeless)
     }
 }
 
-/// Checks that all memory of locked processes that the driver alone would lose is prepared for. Earlier answers of
-/// agents are outdated, because a program that starts shares memory within milliseconds.
+/// Checks that all memory of locked processes that the driver would lose is planned for. Earlier replies of agents are
+/// outdated, because a program shares memory within milliseconds after its start.
 ///
 /// # Errors
 /// [`ResidentError::Newcomer`].
@@ -67,20 +68,21 @@ pub(super) fn expect_no_newcomer(
     }
 }
 
-/// Device memory that stays, bytes.
+/// Returns the bytes of device memory that stays on the GPUs.
 pub(crate) fn bytes(covers: &[Cover]) -> u64 {
     covers.iter().map(Cover::bytes).sum()
 }
 
-/// Descriptors that one piece of memory takes while it is carried.
+/// Number of descriptors for one piece of memory in transfer.
 const PIECE_DESCRIPTORS: u64 = 2;
-/// Descriptors that the rest of the program has open, and some to spare.
+/// Number of descriptors for the rest of the program, with a margin.
 const OTHER_DESCRIPTORS: u64 = 256;
 
-/// Chooses. `descriptors` may be open; `to_host` when the memory is to leave the GPUs whatever it costs: a pause.
+/// Chooses. `descriptors` is the limit on open descriptors. `to_host` requires that the memory leaves the GPUs, for a
+/// pause.
 ///
 /// # Errors
-/// When neither way brings the memory back.
+/// The memory cannot be restored either way.
 pub(crate) fn choose(
     memory: Memory,
     to_host: bool,
@@ -182,7 +184,7 @@ mod tests {
         assert_eq!(resident(Memory::Resident, false, &covers), Some(2));
         covers[1].know(&[300]);
         assert_eq!(resident(Memory::Resident, false, &covers), None);
-        // Beside one that the driver would lose, its memory is the driver's all the same.
+        // The memory is the driver's, although another process has memory that the driver would lose.
         covers[0] = cover(5, true, false);
         assert_eq!(resident(Memory::Auto, false, &covers), Some(2));
         assert_eq!(bytes(&covers), 5);

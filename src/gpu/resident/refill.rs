@@ -1,4 +1,4 @@
-//! Device memory from an image: allocated on the GPUs and filled before its processes map it.
+//! Restore of device memory from an image: it is allocated and filled on the GPUs before its processes map it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,14 +13,13 @@ use crate::store::ImageReader;
 use crate::run::gpu_facts::GpuPairs;
 use crate::run::run_context::RunContext;
 
-/// Memory of processes, by their pids as the job sees them.
+/// Memory of processes, by their pids in the job's namespace.
 pub(crate) type Memory = BTreeMap<i32, Vec<Held>>;
 
-/// Makes the memory of an image on the GPUs that it had, or on those that `map` names in their place, where it is not
-/// there already.
+/// Creates an image's memory on its former GPUs, or on their replacements in `map`.
 ///
 /// # Errors
-/// Nothing is left on the GPUs.
+/// No memory is left on the GPUs.
 pub(crate) fn refill(
     context: &RunContext,
     standby: &Standby,
@@ -31,7 +30,7 @@ pub(crate) fn refill(
     let (id, gpus) = (image.manifest().id, gpus_now(facts, map)?);
     match standby.take_for(id, &context.program, &gpus)? {
         Ready::Memory(_, memory) => {
-            // By a reader that nobody watched: of what is to be read, so much is.
+            // Counts the bytes read by a reader without a progress watch.
             let read = usize::try_from(facts.bytes()).unwrap_or(usize::MAX);
             image.given().add(read);
             Ok(memory)
@@ -40,7 +39,7 @@ pub(crate) fn refill(
     }
 }
 
-/// The same by a copier that is ready for these GPUs.
+/// Does the same with a copier that is ready for these GPUs.
 pub(super) fn fill(
     copy_lanes: CopyLanes,
     image: &ImageReader,
@@ -58,7 +57,7 @@ pub(super) fn fill(
     Ok(memory)
 }
 
-/// The GPU that takes the place of another, or that one.
+/// Returns the replacement of a GPU, or the GPU itself.
 pub(super) fn new_gpu(map: &GpuPairs, then: &str) -> Option<GpuUuid> {
     let moved = map.iter().find(|(old, _)| old == then);
     moved.map_or(then, |(_, new)| new).parse().ok()

@@ -1,11 +1,11 @@
-//! Device memory of an image on its way to restored processes: the same GPUs as before, or others.
+//! Transfer of device memory from an image to restored processes, on the same GPUs or on others.
 //!
 //! ```text
-//! the same   (criu) copier makes and fills memory ─▶ halt ─▶ resume ─▶ agents map it ─▶ threads go on
-//! others     (criu) copier starts ─▶ halt ─▶ resume ─▶ agents make memory ─▶ copier fills it ─▶ threads go on
+//! the same   (criu) copier creates and fills memory ─▶ halt ─▶ resume ─▶ agents map it ─▶ threads continue
+//! others     (criu) copier starts ─▶ halt ─▶ resume ─▶ agents create memory ─▶ copier fills it ─▶ threads continue
 //! ```
-//! A process that the driver has moved to another GPU cannot import memory that others made there (580.159.04: error
-//! 3), but others can import what it makes itself. So the threads stand still while that is filled.
+//! A process that the driver has moved to another GPU cannot import memory that others created there (580.159.04: error
+//! 3), but others can import memory that it creates. So its threads stay halted while that memory is filled.
 
 use super::copy_lanes::CopyLanes;
 use super::error::ResidentError;
@@ -22,7 +22,7 @@ use super::super::halted::{HaltedProcesses, LAST_RESORT};
 use crate::run::gpu_facts::GpuPairs;
 use crate::run::run_context::RunContext;
 
-/// Memory that waits for its processes to be resumed.
+/// Memory for processes that have not been resumed yet.
 #[derive(Debug)]
 pub(crate) enum ResidentRestore<'a> {
     /// The memory is allocated and filled.
@@ -31,7 +31,7 @@ pub(crate) enum ResidentRestore<'a> {
     Moving(GpuMove<'a>),
 }
 
-/// Memory that is allocated later, and the copier that fills it then.
+/// Memory to be allocated later, and the copier that will fill it.
 #[derive(Debug)]
 pub(crate) struct GpuMove<'a> {
     copy_lanes: CopyLanes,
@@ -41,10 +41,10 @@ pub(crate) struct GpuMove<'a> {
 }
 
 impl<'a> ResidentRestore<'a> {
-    /// Does what can be done before the processes are there.
+    /// Performs the steps that do not require the processes.
     ///
     /// # Errors
-    /// Nothing is left on the GPUs.
+    /// No memory is left on the GPUs.
     pub fn begin(
         context: &RunContext,
         standby: &Standby,
@@ -64,8 +64,7 @@ impl<'a> ResidentRestore<'a> {
         }))
     }
 
-    /// Gives the processes, which are among those that are there, their memory. They are halted, and their calls to CUDA do
-    /// not wait.
+    /// Returns the memory to those processes that exist. They must be halted and their CUDA calls not blocked.
     ///
     /// # Errors
     /// The job cannot compute.
@@ -82,7 +81,7 @@ impl<'a> ResidentRestore<'a> {
             }
             Self::Moving(gpu_move) => {
                 let memory = halted.during(LAST_RESORT, || gpu_move.remake(token, there))?;
-                // As long as the disk takes, and no work of the job's processes.
+                // Takes as long as the disk does; the job's processes do no work.
                 gpu_move.fill(&memory)
             }
         }

@@ -22,19 +22,19 @@ use crate::run::machine;
 use crate::run::run_context::RunContext;
 use crate::store::StreamOpener;
 
-/// The memory that a snapshot keeps on the GPUs, and a copier that is ready for it.
+/// Memory that a snapshot keeps on the GPUs, and a copier for it.
 #[derive(Debug)]
 pub(crate) struct ResidentPlan {
     token: Token,
     covers: Vec<Cover>,
     copy_lanes: Arc<CopyLanes>,
-    /// Device memory that stays where it is, bytes.
+    /// Bytes of device memory that stay on the GPUs.
     bytes: u64,
-    /// Room on the GPUs for a shadow of it, bytes.
+    /// Bytes of GPU memory available for shadows.
     room: u64,
 }
 
-/// Kept memory on its way into the image.
+/// Transfer of kept memory into the image.
 #[derive(Debug)]
 pub(crate) struct ResidentTransfer {
     copy_lanes: Arc<CopyLanes>,
@@ -44,9 +44,9 @@ pub(crate) struct ResidentTransfer {
 }
 
 impl ResidentPlan {
-    /// Decides and prepares; `None` when the driver does it all. What the job has on which GPU is known better then.
-    /// `moved` processes are on other GPUs than their agents
-    /// know; `to_host` for a pause; `despite` what failed before.
+    /// Decides and prepares; returns `None` if the driver suspends all memory. Adds facts about the memory per GPU to
+    /// `gpu`. `moved` are processes on other GPUs than their agents know; `to_host` is set for a pause; `despite` is
+    /// the error of an earlier attempt.
     pub fn prepare(
         (context, standby): (&RunContext, &Standby),
         (token, moved): (&Token, &[i32]),
@@ -90,7 +90,7 @@ impl ResidentPlan {
         }
     }
 
-    /// Device memory that stays where it is, bytes.
+    /// Returns the bytes of device memory that stay on the GPUs.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -100,12 +100,12 @@ impl ResidentPlan {
         self.bytes().saturating_sub(self.room)
     }
 
-    /// Returns true if a snapshot with this failure may go the driver's way.
+    /// Returns true if another attempt without resident memory may avoid this error.
     pub fn is_avoidable(&self, error: &ResidentError) -> bool {
         error.driver_may() && !self.covers.iter().any(Cover::is_bound)
     }
 
-    /// Returns the thread of the agent of a CUDA process.
+    /// Returns the id of the agent's thread in a CUDA process.
     pub fn agent_of(&self, host_pid: i32) -> Option<i32> {
         let cover = self
             .covers
@@ -114,7 +114,7 @@ impl ResidentPlan {
         cover.hello.as_ref().map(|hello| hello.thread)
     }
 
-    /// Suspends the job's GPU state; it stands still then.
+    /// Suspends the job's GPU state; the job is frozen afterwards.
     pub fn suspend(
         &self,
         gpu: &Gpu<'_>,
@@ -146,7 +146,7 @@ impl ResidentPlan {
     }
 }
 
-/// Checks that the driver alone can still suspend the job, whose processes are locked, as was decided before.
+/// Checks that the earlier decision is still valid: the driver alone can suspend the job, whose processes are locked.
 ///
 /// # Errors
 /// Memory would be lost.
@@ -154,7 +154,7 @@ pub(crate) fn driver_suffices(token: &Token, gpu: &Gpu<'_>) -> Result<(), Reside
     expect_no_newcomer(&ask(&mut Channel::bind()?, token, gpu)?, |_| false)
 }
 
-/// Asks every CUDA process for its agent.
+/// Queries the agents of all CUDA processes.
 fn ask(channel: &mut Channel, token: &Token, gpu: &Gpu<'_>) -> Result<Vec<Cover>, ResidentError> {
     let processes = gpu.processes().iter();
     let pids = processes.map(|process| (process.host_pid, process.pid));
@@ -172,7 +172,7 @@ fn start_carrier(
     Ok((copy_lanes, room))
 }
 
-/// Says why the driver does it all.
+/// Logs the reason why the driver suspends all memory.
 fn say(wanted: Memory, reason: Option<String>) {
     match (wanted, reason) {
         (Memory::Driver, _) | (_, None) => {}
@@ -186,7 +186,7 @@ fn say(wanted: Memory, reason: Option<String>) {
 }
 
 impl ResidentTransfer {
-    /// Waits until what has no shadow is in the image. The job stands still.
+    /// Waits until the memory without a shadow is in the image. The job is frozen.
     pub fn while_frozen(&mut self) -> Result<(), GpuError> {
         if let Some(taking) = self.taking.take() {
             let taken = taking.join().map_err(|_| ResidentError::Panicked)?;
@@ -195,7 +195,7 @@ impl ResidentTransfer {
         Ok(())
     }
 
-    /// Takes the rest into the image; then nothing of ours is left on the GPUs.
+    /// Copies the rest into the image; afterwards no memory of ckpt-run is left on the GPUs.
     pub fn afterwards(self) -> Result<(), GpuError> {
         match &self.taken {
             Some(taken) => self.copy_lanes.drain(taken, Shadowed::Yes, &self.streams),

@@ -1,12 +1,12 @@
-//! Copiers that are started before they are needed, so that no snapshot or restore waits for their start.
+//! Copiers started in advance, so that no snapshot or restore waits for their start.
 //!
 //! ```text
-//! warm (CUDA is initialized, no GPU is touched) ─▶ prepare, when the job has crashed: contexts, memory ─▶ take
-//!                                               └───────────────── take, for a snapshot ───────▶
+//! warm (CUDA initialized, no GPU used) ─▶ prepare, after a crash of the job: contexts, memory ─▶ take
+//!                                               └────── take, for a snapshot ──────────────────▶
 //! ```
-//! To initialize CUDA takes 0.2 s and 20 MiB of host memory; a context 0.1 s and some hundred MiB of its GPU. The end of
-//! a job that has crashed takes as long, and holds its GPU memory. Where there is room for as much beside it, the memory
-//! of the image is filled meanwhile.
+//! The initialization of CUDA takes 0.2 s and 20 MiB of host memory; a context takes 0.1 s and some hundred MiB of GPU
+//! memory. A crashed job takes about as long to exit, and occupies GPU memory until then. If there is enough room
+//! beside it, the memory of the image is filled meanwhile.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -24,33 +24,33 @@ use crate::run::run_context::RunContext;
 use crate::store::ImageId;
 use crate::sync::locked;
 
-/// The prepared copiers: at most one of each kind.
+/// Prepared copiers, at most one of each kind.
 #[derive(Debug, Default)]
 pub(crate) struct Standby {
     warm: Slot<Copier>,
-    /// A copier or memory for the restore that is due. It is taken soon or dismissed, because it uses GPU memory.
+    /// Copier or memory for the next restore. It is taken soon or dismissed, because it uses GPU memory.
     ready: Slot<Ready>,
-    /// The image whose memory that fills, if it does.
+    /// Image whose memory is being filled or filled.
     filled: Mutex<Filled>,
 }
 
-/// Told by the thread that fills, for as long as it is the one that a restore waits for.
+/// Image being filled, set by the filling thread as long as a restore waits for that thread.
 type Filled = Arc<Mutex<Option<ImageId>>>;
 
-/// Preparation that a restore finds.
+/// Prepared resource for a restore.
 #[derive(Debug)]
 pub(crate) enum Ready {
-    /// A copier with contexts.
+    /// Copier with contexts.
     Copier(CopyLanes),
-    /// The memory of this image, filled, on the GPUs that it was on.
+    /// Memory of this image, filled, on its former GPUs.
     Memory(ImageId, Memory),
 }
 
-/// A thread's present or finished preparation; `None` if it failed or was not requested.
+/// Thread with the present or finished preparation; `None` if it failed or was not requested.
 type Slot<T> = Mutex<Option<JoinHandle<Option<T>>>>;
 
 impl Standby {
-    /// Has a copier that is warm, from now on, for the next who needs one.
+    /// Starts a copier and initializes CUDA in it, for the next snapshot or restore.
     pub fn warm(&self, program: &Path) {
         let mut slot = locked(&self.warm);
         if slot.is_none() {
@@ -59,14 +59,13 @@ impl Standby {
         }
     }
 
-    /// Makes contexts for the restore of this image, and its memory if there is room, beside that of the job where it is
-    /// not gone yet.
+    /// Creates contexts for the restore of this image, and its memory if there is room beside the exiting job's.
     pub fn prepare(self: &Arc<Self>, context: &Arc<RunContext>, image: ImageId) {
         let (ours, standby) = (Arc::clone(context), Arc::clone(self));
         let filled = Filled::default();
         *locked(&self.filled) = Arc::clone(&filled);
         let preparing = spawn(move || {
-            // Whatever is wrong with the image is found, and said, by its restore.
+            // An unreadable image is reported by its restore.
             let reader = ours.store.read(image).ok()?;
             let facts: ImageFacts = serde_json::from_slice(&reader.manifest().meta).ok()?;
             let cuda = facts.cuda?;
@@ -86,17 +85,17 @@ impl Standby {
         *locked(&self.ready) = preparing;
     }
 
-    /// Returns true if memory of this image is on the GPUs, or on its way there, for its restore to take.
+    /// Returns true if memory of this image is on the GPUs, or being filled, for its restore.
     pub fn fills(&self, image: ImageId) -> bool {
         let filled = Arc::clone(&locked(&self.filled));
         *locked(&filled) == Some(image)
     }
 
-    /// Ends what was prepared, without waiting for its end: the job is not restored now.
+    /// Ends the preparations without waiting: the job is not restored now.
     pub fn dismiss(&self) {
         *locked(&self.filled) = Filled::default();
         if let Some(starting) = taken(&self.ready) {
-            // By a thread that nobody waits for.
+            // A detached thread waits for the copier's exit.
             drop(spawn(move || starting.join().ok()));
         }
     }
@@ -117,7 +116,7 @@ impl Standby {
         }
     }
 
-    /// A copier with contexts on these GPUs: one that was prepared, or a warm one, or another.
+    /// Returns a copier with contexts on these GPUs: a prepared one, a warm one, or a new one.
     pub fn take(&self, program: &Path, gpus: &[GpuUuid]) -> Result<CopyLanes, ResidentError> {
         self.copier(wait_for(&self.ready), program, gpus)
     }
@@ -130,7 +129,7 @@ impl Standby {
     ) -> Result<CopyLanes, ResidentError> {
         match ready {
             Some(Ready::Copier(copy_lanes)) if copy_lanes.open(gpus).is_ok() => Ok(copy_lanes),
-            // What is ready is of no use here, and ends before others take its place.
+            // The prepared resource is not usable here, and is freed before others take its place.
             ready => {
                 drop(ready);
                 self.begin(program, gpus)
@@ -142,7 +141,7 @@ impl Standby {
         if let Some(copier) = wait_for(&self.warm) {
             match CopyLanes::begin(copier, gpus) {
                 Ok(copy_lanes) => return Ok(copy_lanes),
-                // What it once found of GPUs may have changed, or somebody has killed it.
+                // Its facts about the GPUs may be outdated, or it may have been killed.
                 Err(error) => tracing::debug!(%error, "the copier is started anew"),
             }
         }
@@ -168,7 +167,7 @@ fn warm_copier(program: &Path) -> Result<Copier, CopierError> {
     Ok(copier)
 }
 
-/// Starts a thread. Without one, there is only no head start.
+/// Starts a thread. A failure only means that nothing is prepared.
 fn spawn<T: Send + 'static>(
     make: impl FnOnce() -> Option<T> + Send + 'static,
 ) -> Option<JoinHandle<Option<T>>> {

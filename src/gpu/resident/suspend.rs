@@ -1,9 +1,9 @@
 //! The suspend of processes whose device memory stays on the GPUs.
 //!
 //! ```text
-//! lock ─ halt ─ unlock ─ agents let go ─ lock again ─▶ taken, for the image ─ suspend
-//!   ▲                                        │ a thread was halted where the driver waits for it
-//!   └──────────── threads go on ─────────────┘
+//! lock ─ halt ─ unlock ─ agents release ─ lock ─▶ taken, for the image ─ suspend
+//!   ▲                                        │ a thread was halted at a point that the driver waits for
+//!   └────────── threads continue ──────────┘
 //! ```
 
 use std::thread;
@@ -20,16 +20,16 @@ use super::super::halted::{HaltGroup, HaltedProcesses, LAST_RESORT};
 use crate::run::format::chain;
 use crate::run::image_facts::Stopwatch;
 
-/// Number of times that the job is halted until no thread is halted within the driver.
+/// Maximum number of attempts to halt the job with no thread inside the driver.
 const TRIES_MAX: u32 = 5;
-/// Pause between two such attempts: long enough for a CUDA call to end.
+/// Pause between two attempts: long enough for a CUDA call to finish.
 const TRY_PAUSE: Duration = Duration::from_millis(5);
 
-/// Halts the processes, has the agents let go, and suspends the GPU state of all `users`; `take` is called with the
-/// memory before that. They stand still, halted, when this returns.
+/// Halts the processes, makes the agents release their memory, and suspends the GPU state of all `users`; before that,
+/// `take` is called with the memory. The processes are still halted on return.
 ///
 /// # Errors
-/// Everything is as it was, unless the error says that the job is lost.
+/// Everything is unchanged, unless the error reports that the job is lost.
 pub(crate) fn suspend(
     driver: &Driver,
     users: &[i32],
@@ -48,7 +48,7 @@ pub(crate) fn suspend(
         kept.is_whole(driver, covers)?;
         let mut halted = halt_group.halt()?;
         halted.during(Duration::ZERO, || locked.unlock())?;
-        // What takes too long is tried again: nobody has to run freely for it.
+        // A slow step is repeated, so no thread needs to run freely for it.
         let locked = match halted.during(Duration::MAX, || kept.let_go()) {
             Ok(()) => halted.during(LAST_RESORT, || kept.lock_again(driver, users)),
             Err(error) => Err(error),
@@ -73,14 +73,14 @@ pub(crate) fn suspend(
             Err(error) => (error.into(), Some(taking)),
         },
         Err(error) => {
-            // Unlocked, as all are that were only locked.
+            // Processes that were only locked are unlocked by the drop.
             halted.during(Duration::ZERO, || drop(locked));
             (error, None)
         }
     };
     let given_back = halted.during(LAST_RESORT, || kept.give_back_unless_lost(&error));
     drop(halted);
-    // The copier is done with the memory before anybody tries again, and the job does not wait for it.
+    // The copier finishes with the memory before another attempt, and the job does not wait for it.
     drop(taking.map(TakeOver::join));
     given_back?;
     Err(error)
