@@ -1,5 +1,5 @@
-//! The table of known errors: what a message of CRIU, a code of the CUDA driver or a full disk means for the user, and
-//! the search in that table.
+//! Table of known errors: the meaning of CRIU's messages, of the CUDA driver's codes and of full disks for the user,
+//! and the search in that table.
 //!
 //! A leaf module: code that meets an error calls it, and it does not know its callers. The texts are those of CRIU 4.1
 //! and 4.2, the codes those of driver 580. `docs/guide/troubleshooting.md` is generated from the table (see the tests).

@@ -1,13 +1,13 @@
-//! Paths on the way to files of the job, which its user may change at any moment.
+//! Safe access to the job's files, whose paths the job's user may change at any time.
 //!
-//! ckpt-run acts on such files as root. Another user who can write to a folder on the way may put a link in the place of
-//! that folder, or of the file, and lead a privileged program to a file of root's. Therefore every such operation
-//! - opens the folder without following a link that another user can have made ([`Spot`]),
-//! - acts relative to the folder that it holds open, and follows no link there either,
-//! - writes to no file that another user can have linked there from elsewhere ([`Spot::is_lent`]), and makes and removes
-//!   names for a user only where the user could do so, too ([`Spot::allows`]).
+//! ckpt-run accesses these files as root. Another user who can write to a folder on the path may replace that folder,
+//! or the file, by a symbolic link, and redirect a privileged program to a file of root. Therefore every operation
+//! - opens the folder without following a link that another user may have created ([`Spot`]),
+//! - acts relative to the open folder, and follows no link there either,
+//! - writes to no file that another user may have hard-linked there ([`Spot::is_lent`]), and creates and removes names
+//!   for a user only if that user could do so, too ([`Spot::allows`]).
 //!
-//! [`Way`] says who can change what a path leads to.
+//! [`Way`] determines which users can change a path's target.
 
 mod spot;
 mod way;

@@ -1,4 +1,4 @@
-//! A name in a folder that is held open.
+//! Name in an open folder.
 
 use std::fs::{self, File, Metadata};
 use std::io;
@@ -12,10 +12,10 @@ use nix::libc;
 
 use super::way::{OTHERS_WRITE, Way, is_us};
 
-/// Permissions of anybody but the owner.
+/// Permissions of all users but the owner.
 const OTHERS: u32 = 0o077;
 
-/// A name in a folder that is held open: whatever is put in the way later leads nowhere else.
+/// Name in an open folder, unaffected by later changes of the path.
 #[derive(Debug)]
 pub(crate) struct Spot {
     parent: PathBuf,
@@ -24,10 +24,10 @@ pub(crate) struct Spot {
 }
 
 impl Spot {
-    /// Opens the folder of a path; see [`Way::to`] for links on the way.
+    /// Opens the folder of a path; [`Way::to`] describes the treatment of links.
     ///
     /// # Errors
-    /// The folder is not there, or another user can have made a link on the way to it (`ELOOP`).
+    /// The folder does not exist, or another user may have created a link on the path (`ELOOP`).
     pub fn of(path: &Path) -> io::Result<Self> {
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -39,35 +39,35 @@ impl Spot {
         })
     }
 
-    /// Returns a path to the name that resolves no link but the kernel's own to the held folder. The name itself may be a
-    /// link: operations on it must not follow it.
+    /// Returns a path to the name through the open folder, by the kernel's link in /proc. The name itself may be a
+    /// link, so operations on it must not follow links.
     pub fn path(&self) -> PathBuf {
         Path::new(&format!("/proc/self/fd/{}", self.folder.as_raw_fd())).join(&self.name)
     }
 
-    /// Returns what the name is; a link is not followed.
+    /// Returns the status of the name; a link is not followed.
     ///
     /// # Errors
-    /// It is not there.
+    /// The name does not exist.
     pub fn metadata(&self) -> io::Result<Metadata> {
         fs::symlink_metadata(self.path())
     }
 
-    /// Opens the name, which must not be a link, without waiting for anything; `flags` are added.
+    /// Opens the name, which must not be a link, without blocking; `flags` are added.
     ///
     /// # Errors
-    /// Those of `open`.
+    /// The same as for `open`.
     pub fn open(&self, options: &mut fs::OpenOptions, flags: i32) -> io::Result<File> {
         options
             .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK | flags)
             .open(self.path())
     }
 
-    /// Checks that names of a user's files may be made and removed in the folder. Where another user can exchange the
-    /// folder, the user has to be able to do that without this process: not in a folder of root's that is closed to others.
+    /// Checks that a user's files may be created and removed in the folder. If another user can exchange the folder,
+    /// the user must have that permission without the help of this process, so that a closed folder of root is refused.
     ///
     /// # Errors
-    /// `PermissionDenied` if that is not so.
+    /// `PermissionDenied` if the user has no such permission.
     pub fn allows(&self, user: u32) -> io::Result<()> {
         let folder = self.about_folder()?;
         if is_us(user) || !is_closed(&folder) {
@@ -94,8 +94,8 @@ impl Spot {
         fs::metadata(format!("/proc/self/fd/{}", self.folder.as_raw_fd()))
     }
 
-    /// Returns true if another user can have linked the file there without a right to it: it has several names, and the
-    /// folder is another user's, whose the file is not.
+    /// Returns true if another user may have hard-linked the file there without permission to write to it: the file has
+    /// several names, and the folder belongs to another user than the file.
     ///
     /// # Errors
     /// The folder cannot be inspected.
@@ -106,18 +106,18 @@ impl Spot {
     }
 }
 
-/// Returns true for a folder in which only root and this process's user change names.
+/// Returns true for a folder in which only root and this process's user can change names.
 fn is_closed(folder: &Metadata) -> bool {
     is_us(folder.uid()) && folder.mode() & OTHERS_WRITE == 0
 }
 
-/// Opens a folder to act in it. Most ways have no links, which the kernel finds out in one call.
+/// Opens a folder for operations in it. The kernel finds out in one call that a path has no links, as most have none.
 fn open_folder(folder: &Path) -> io::Result<OwnedFd> {
     let how = OpenHow::new()
         .flags(OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC)
         .resolve(ResolveFlag::RESOLVE_NO_SYMLINKS);
     match openat2(AT_FDCWD, folder, how) {
-        // A link; Linux before 5.6; a filter of system calls.
+        // The path has a link, the kernel is older than Linux 5.6, or a seccomp filter refused the call.
         Err(Errno::ELOOP | Errno::ENOSYS | Errno::EPERM) => Way::to(folder).map(Way::into_folder),
         opened => Ok(opened?),
     }

@@ -1,4 +1,4 @@
-//! The folders on the way to a file: who can change them, and whether links are among them.
+//! Folders on the path to a file: the users who can change them, and links among them.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -12,30 +12,30 @@ use nix::fcntl::{AtFlags, OFlag, open, openat, readlinkat};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat, fstatat};
 use nix::unistd::geteuid;
 
-/// Limit on the links of one path, as in the kernel.
+/// Limit on symbolic links in one path, equal to the kernel's.
 const LINKS_MAX: usize = 40;
-/// Permission to write for anybody but the owner.
+/// Permission to write for other users than the owner.
 pub(super) const OTHERS_WRITE: u32 = 0o022;
-/// In such a folder, nobody renames or removes what belongs to others.
+/// Sticky bit: users cannot rename or remove entries of others in such a folder.
 const STICKY: u32 = 0o1000;
 
-/// A folder that is held open, and the way to it.
+/// Open folder, with facts about its path.
 #[derive(Debug)]
 pub(crate) struct Way {
     folder: OwnedFd,
     about: FileStat,
-    /// True if nobody but root and this process's user can change the folders on the way.
+    /// True if only root and this process's user can change the folders on the path.
     is_ours: bool,
-    /// True if a link is on the way.
+    /// True if the path has a symbolic link.
     has_link: bool,
 }
 
 impl Way {
-    /// Opens a folder, component by component. A link is followed where nobody but root and this process's user can have
-    /// made it.
+    /// Opens a folder, component by component. A link is followed if only root and this process's user can have created
+    /// it.
     ///
     /// # Errors
-    /// `ELOOP` at any other link; those of `openat`.
+    /// `ELOOP` for any other link; the errors of `openat`.
     pub fn to(folder: &Path) -> io::Result<Self> {
         let mut left = components(folder);
         let root = open("/", FOLDER, Mode::empty())?;
@@ -67,7 +67,7 @@ impl Way {
                 continue;
             }
             let next = openat(&way.folder, name.as_os_str(), FOLDER, Mode::empty());
-            // A link that was put there a moment ago.
+            // The component was replaced by a link just now.
             way.folder = next.map_err(|errno| match errno {
                 Errno::ENOTDIR if kind(&found) == SFlag::S_IFDIR => Errno::ELOOP,
                 errno => errno,
@@ -78,13 +78,13 @@ impl Way {
         Ok(way)
     }
 
-    /// Returns true if nobody but root and this process's user decides what the name leads to.
+    /// Returns true if only root and this process's user can change the target of the name.
     pub fn is_ours_to(&self, name: &Path) -> bool {
         let found = fstatat(&self.folder, name, AtFlags::AT_SYMLINK_NOFOLLOW).ok();
         self.keeps(found.as_ref())
     }
 
-    /// Returns true if nobody but root and this process's user decides what the path of the folder leads to.
+    /// Returns true if only root and this process's user can change the target of the folder's path.
     pub(super) fn is_ours(&self) -> bool {
         self.is_ours
     }
@@ -94,7 +94,7 @@ impl Way {
         (self.about.st_dev, self.about.st_ino)
     }
 
-    /// Returns true if a link is on the way.
+    /// Returns true if the path has a symbolic link.
     pub fn has_link(&self) -> bool {
         self.has_link
     }
@@ -104,7 +104,7 @@ impl Way {
         self.folder
     }
 
-    /// Returns true if no other user can rename or replace an entry of the folder; `None` if there is none.
+    /// Returns true if no other user can rename or replace an entry of the folder; `None` if the entry does not exist.
     fn keeps(&self, entry: Option<&FileStat>) -> bool {
         let is_closed = self.about.st_mode & OTHERS_WRITE == 0;
         let is_kept =
@@ -129,7 +129,7 @@ fn kind(found: &FileStat) -> SFlag {
 fn components(path: &Path) -> VecDeque<OsString> {
     let names = path.components().filter_map(|component| match component {
         Component::Normal(name) => Some(name.to_owned()),
-        // The folder above is opened like any other.
+        // The parent folder is opened like any other.
         Component::ParentDir => Some(OsString::from_vec(b"..".to_vec())),
         Component::RootDir | Component::CurDir | Component::Prefix(_) => None,
     });
@@ -163,7 +163,7 @@ mod tests {
         }
         let open = Way::to(&folder).unwrap();
         assert!(!open.is_ours_to(Path::new("any")) && !open.is_ours_to(Path::new("in")));
-        // As in /tmp: what is ours stays.
+        // In a folder like /tmp, own entries are safe.
         fs::set_permissions(&folder, Permissions::from_mode(0o1777)).unwrap();
         let shared = Way::to(&folder).unwrap();
         assert!(shared.is_ours_to(Path::new("in")) && !shared.is_ours_to(Path::new("any")));
