@@ -1,4 +1,4 @@
-//! The acts of a rehearsal, one after the other, on a running trial.
+//! Acts of a rehearsal, in order, on a running trial.
 
 use std::sync::mpsc::channel;
 use std::thread;
@@ -66,7 +66,7 @@ pub(super) struct Restored {
 }
 
 impl Restored {
-    /// Returns how far an uninterrupted run must come: beyond the snapshot, but no further than needed.
+    /// Returns the progress that an uninterrupted run must reach: beyond the snapshot, but no further than necessary.
     pub(super) fn enough(&self) -> Enough {
         let has_new = |lengths: [u64; 2]| (0..2).any(|at| lengths[at] > self.image.positions[at]);
         if self.has_ended {
@@ -281,7 +281,7 @@ impl Acts<'_, '_, '_> {
         Ok(())
     }
 
-    /// Lets the job compute a little more.
+    /// Lets the job compute a little longer.
     fn go_on(&mut self, look: Look, files: &Files, places: [u64; 2]) -> Result<Before, End> {
         let sign = signs::of_going_on(self.trial, self.patience.min(QUIET_START))?;
         let (outcome, text) = match sign {

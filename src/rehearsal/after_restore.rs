@@ -1,4 +1,4 @@
-//! The acts after the kill: the restore, checks of the restored job, and its end.
+//! Acts after the kill: the restore, checks of the restored job, and its end.
 
 use super::acts::{Acts, Before, KEEP_AND_LOOK, WORK_LIMIT};
 use super::before_kill::Files;
@@ -100,7 +100,7 @@ impl Acts<'_, '_, '_> {
         let Some(look) = signs::look(self.trial) else {
             return Ok(());
         };
-        // A file that the job truncates and rewrites is whole at a later look.
+        // A file that the job truncates and rewrites is complete at a later look.
         let mut shorter = None;
         let whole = self.trial.wait(LEAST, |_| {
             let found = before.first_shorter(&look.files());
@@ -127,7 +127,8 @@ impl Acts<'_, '_, '_> {
         self.ended_after_restore("again")
     }
 
-    /// Waits for the end of the restored job, for its files are compared only then. Returns false if it does not end.
+    /// Waits for the end of the restored job, because its files are compared only then. Returns false if it does not
+    /// end.
     pub(super) fn wait_for_end(&mut self) -> Result<bool, End> {
         const NAME: &str = "end";
         let limit = self.end_within;

@@ -1,6 +1,6 @@
-//! Comparison of the restored job with two uninterrupted ones.
+//! Comparison of the restored job with two uninterrupted runs.
 //!
-//! Where the uninterrupted runs differ, the job is not deterministic, and a difference after a restore proves nothing.
+//! If the uninterrupted runs differ, the job is not deterministic, and a difference after a restore proves nothing.
 
 use std::io;
 
@@ -17,7 +17,7 @@ const MAKE_DETERMINISTIC: &str = "rehearse the job with fixed seeds and without 
 const NO_OUTPUT: &str = "rehearse with less for the job to do, or give it longer with --end-within, so that it ends and its files can be \
      compared";
 
-/// The three runs.
+/// Runs to compare.
 pub(super) struct Runs {
     pub restored: Ran,
     pub uninterrupted: [Ran; 2],
@@ -25,20 +25,20 @@ pub(super) struct Runs {
     pub positions: [u64; 2],
 }
 
-/// A comparison that did not succeed.
+/// Difference between two runs.
 struct Differs {
     step: &'static str,
-    /// True if it may be due to the restore.
+    /// True if the restore may have caused it.
     is_ours: bool,
     reason: String,
 }
 
 impl Runs {
-    /// Compares the runs, and notes what was compared. The end is a FAIL where the restored job differs from two equal
-    /// ones, and unclear where these differ.
+    /// Compares the runs, and notes what was compared. The result is FAIL if the restored job differs from two equal
+    /// runs, and unclear if these differ from each other.
     pub(super) fn compare(&self, book: &mut Book<'_>) -> Result<(), End> {
         let found = self.outputs(book).map_err(|error| {
-            // All outputs are in the folder of the rehearsal.
+            // All outputs are in the rehearsal's folder.
             End::from(file_error(&self.restored.outputs[0].path)(error))
         })?;
         if let Some(differs) = found
@@ -129,7 +129,7 @@ impl Runs {
         }
         let found = with.iter().find(|found| found.difference.is_some())?;
         let at = found.difference.as_ref()?;
-        // Before the snapshot, nothing of ckpt-run's had touched the job.
+        // Before the snapshot, ckpt-run has not affected the job.
         let is_ours = found.bytes >= self.positions[stream];
         let between = if is_ours {
             "with a restore and without one"
@@ -158,8 +158,8 @@ impl Runs {
         Some(told(true, reason))
     }
 
-    /// Compares the files outside of the working folder that every run wrote. The runs share them, so that a difference
-    /// is never due to the restore for certain.
+    /// Compares the files outside of the working folder that every run wrote. The runs share these files, so a
+    /// difference is never certain to result from the restore.
     fn files_outside(&self) -> Option<Differs> {
         if !self.all_ended() {
             return None;
@@ -192,7 +192,7 @@ impl Runs {
         self.restored.has_ended && self.uninterrupted.iter().all(|ran| ran.has_ended)
     }
 
-    /// Notes what was compared and how far; the end is unclear if that is nothing.
+    /// Notes what was compared and how far; the result is unclear if nothing was compared.
     fn note(&self, book: &mut Book<'_>) -> Result<(), End> {
         if self.restored.has_ended && !self.all_ended() {
             let end = End::unclear(

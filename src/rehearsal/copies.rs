@@ -1,8 +1,8 @@
 //! Copies of the working folder, one for each run, all at the same path.
 //!
-//! The copy is a sibling of the folder, so that `..` leads where it does in the folder. It is mounted over the folder in
-//! a mount namespace of the rehearsal: a path into the folder that the job has from its command line leads into the
-//! copy. The job's working folder is the copy under its own path, because the watcher of the job's files names them so.
+//! The copy is created beside the folder, so that `..` leads to the same place. It is mounted over the folder in a
+//! mount namespace of the rehearsal, so that a path into the folder on the job's command line leads into the copy. The
+//! job's working folder is the copy under its own path, because the watcher reports the job's files by that path.
 
 use std::fs;
 use std::io;
@@ -22,24 +22,24 @@ use crate::history::counted;
 use crate::mount_table::Mount;
 use crate::run::size;
 
-/// Disk space that a copy must leave free, for what the job writes.
+/// Disk space that a copy must leave free, for the files that the job writes.
 const FREE_BYTES_MIN: u64 = 1 << 30;
 
-/// The working folder and its present copy. When dropped, the copy is removed.
+/// Working folder and its present copy. On drop, the copy is removed.
 pub(super) struct Copies {
     original: PathBuf,
     store: PathBuf,
     /// The store and ckpt-run's own output, which are not copied.
     excluded: Vec<PathBuf>,
     copy: TempDir,
-    /// Content of the first copy. A later one that differs would make the runs differ.
+    /// Content of the first copy. If a later copy differs, the runs would differ, too.
     first: Option<FolderContent>,
     is_mounted: bool,
 }
 
 impl Copies {
-    /// Prepares copies of the working folder; the text is the reason why none can be made. Must be called from the main
-    /// thread, which enters a mount namespace of its own.
+    /// Prepares copies of the working folder; the error text is the reason why this is impossible. Must be called from
+    /// the main thread, which enters a new mount namespace.
     pub(super) fn of_working_folder(store: &Path) -> Result<Self, String> {
         let original =
             std::env::current_dir().map_err(|error| format!("it cannot be found: {error}"))?;
@@ -80,7 +80,7 @@ impl Copies {
         })
     }
 
-    /// Returns the folder that is copied.
+    /// Returns the original folder.
     pub(super) fn original(&self) -> &Path {
         &self.original
     }
@@ -90,8 +90,8 @@ impl Copies {
         self.copy.path()
     }
 
-    /// Returns a folder that the mount does not hide, in which the trial can have its own: beside the store, or beside
-    /// the working folder where the store is in that.
+    /// Returns a folder outside the mount for the trial's own folder: beside the store, or beside the working folder if
+    /// the store is in that.
     pub(super) fn place_for_trial(&self) -> &Path {
         let beside = self.store.parent().unwrap_or(Path::new("/"));
         if beside.starts_with(&self.original) {
@@ -101,8 +101,8 @@ impl Copies {
         }
     }
 
-    /// Makes a new copy in the place of the present one. No process of the job may be left. The end is unclear if the
-    /// folder has changed since the first copy.
+    /// Replaces the present copy by a new one. No process of the job may be left. The result is unclear if the folder
+    /// has changed since the first copy.
     pub(super) fn renew(&mut self) -> Result<(), End> {
         self.unmount();
         let path = self.copy.path();
@@ -126,14 +126,14 @@ impl Copies {
         Ok(())
     }
 
-    /// Reads the copy, as the job left it.
+    /// Reads the copy in its state after the run.
     pub(super) fn content(&self) -> Result<FolderContent, RehearsalError> {
         FolderContent::of(self.path()).map_err(file_error(self.path()))
     }
 
     fn unmount(&mut self) {
         if std::mem::take(&mut self.is_mounted) {
-            // An error leaves the mount to the end of the namespace.
+            // After an error, the mount ends with the namespace.
             let _ = umount2(&self.original, MntFlags::MNT_DETACH);
         }
     }
@@ -145,7 +145,7 @@ impl Drop for Copies {
     }
 }
 
-/// Returns the files that stdout and stderr of ckpt-run lead to.
+/// Returns the files to which stdout and stderr of ckpt-run lead.
 fn own_output() -> impl Iterator<Item = PathBuf> {
     let paths = [1, 2].map(|number| format!("/proc/self/fd/{number}"));
     paths
@@ -153,7 +153,7 @@ fn own_output() -> impl Iterator<Item = PathBuf> {
         .filter_map(|path| fs::read_link(path).ok())
 }
 
-/// Returns true for what a rehearsal does not copy: `excluded`, and folders of rehearsals.
+/// Returns true for paths that a rehearsal does not copy: `excluded`, and folders of rehearsals.
 fn is_ours(path: &Path, excluded: &[PathBuf]) -> bool {
     let name = path.file_name().unwrap_or_default().as_encoded_bytes();
     excluded.iter().any(|one| one == path) || name.starts_with(FOLDER_PREFIX.as_bytes())
@@ -167,7 +167,7 @@ fn too_large() -> String {
     )
 }
 
-/// Resolves the links in the part of a path that exists.
+/// Resolves symbolic links in the existing part of a path.
 fn absolute(path: &Path) -> io::Result<PathBuf> {
     let path = std::path::absolute(path)?;
     for folder in path.ancestors() {
@@ -183,14 +183,14 @@ fn absolute(path: &Path) -> io::Result<PathBuf> {
     Ok(path)
 }
 
-/// Returns a mount point that is the folder or in it: a copy does not have what is mounted there.
+/// Returns a mount point at or below the folder: a copy would lack the content of the mount.
 fn mount_in(folder: &Path) -> Option<PathBuf> {
     let mounts = Mount::all_of("self").ok()?;
     let mut points = mounts.into_iter().map(|mount| mount.point);
     points.find(|point| point.starts_with(folder))
 }
 
-/// Enters a mount namespace that still gets the machine's mounts.
+/// Enters a mount namespace that still receives the machine's mounts.
 fn enter_namespace() -> nix::Result<()> {
     unshare(CloneFlags::CLONE_NEWNS)?;
     let none = None::<&str>;

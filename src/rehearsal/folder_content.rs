@@ -11,7 +11,7 @@ use super::folder_copy::entries;
 /// Maximum number of files that a difference names.
 const NAMED_MAX: usize = 5;
 
-/// A file of the folder.
+/// File in the folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Entry {
     /// Type and permissions, as in `st_mode`.

@@ -12,16 +12,16 @@ use nix::sys::time::TimeSpec;
 use nix::unistd::{Whence, lseek};
 use rustix::fs::{XattrFlags, lgetxattr, llistxattr, lsetxattr};
 
-/// Maximum size of a folder that is copied: a copy takes some seconds, and three are made.
+/// Maximum size of a folder to copy: a copy takes some seconds, and there are three.
 pub(super) const COPY_BYTES_MAX: u64 = 1 << 30;
-/// Maximum number of files in a folder that is copied, for the same reason.
+/// Maximum number of files in a folder to copy, for the same reason.
 pub(super) const COPY_FILES_MAX: usize = 20_000;
 /// Size of a block in `st_blocks`.
 const BLOCK_BYTES: u64 = 512;
 /// Longest list and longest value of extended attributes (`XATTR_LIST_MAX`, `XATTR_SIZE_MAX`).
 const ATTRIBUTE_BYTES_MAX: usize = 64 << 10;
 
-/// Size of a folder, up to the limits: beyond them it is not counted on.
+/// Size of a folder; counting stops at the limits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Size {
     /// Allocated bytes.
@@ -36,7 +36,7 @@ impl Size {
     }
 }
 
-/// Measures a folder without what `is_excluded` names.
+/// Measures a folder without the paths that `is_excluded` selects.
 pub(super) fn measure(folder: &Path, is_excluded: &dyn Fn(&Path) -> bool) -> io::Result<Size> {
     let mut size = Size::default();
     let mut folders = vec![folder.to_owned()];
@@ -56,7 +56,7 @@ pub(super) fn measure(folder: &Path, is_excluded: &dyn Fn(&Path) -> bool) -> io:
     Ok(size)
 }
 
-/// Copies the folder `from` to the new folder `to`, without what `is_excluded` names and without sockets.
+/// Copies the folder `from` to the new folder `to`, without sockets and without the paths that `is_excluded` selects.
 pub(super) fn copy_folder(
     from: &Path,
     to: &Path,
@@ -87,7 +87,7 @@ pub(super) fn entries(
 
 struct Copier<'a> {
     is_excluded: &'a dyn Fn(&Path) -> bool,
-    /// Copies of files with several names, by device and inode.
+    /// Copies of files with several hard links, by device and inode.
     linked: HashMap<(u64, u64), PathBuf>,
 }
 
@@ -98,7 +98,7 @@ impl Copier<'_> {
             let target = to.join(path.file_name().unwrap_or_default());
             self.entry(&path, &target)?;
         }
-        // Last: what is made in a folder changes its times, and a folder may be read-only.
+        // This comes last: creating entries changes a folder's times, and the folder may be read-only.
         adopt(from, to, about)
     }
 
@@ -130,7 +130,7 @@ impl Copier<'_> {
     }
 }
 
-/// Copies the data between the holes.
+/// Copies the data around the holes.
 fn copy_content(from: &Path, to: &Path, length: u64) -> io::Result<()> {
     let mut source = File::open(from)?;
     let mut target = OpenOptions::new()
@@ -153,7 +153,7 @@ fn copy_content(from: &Path, to: &Path, length: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Finds the next data or hole; `None` behind the last data.
+/// Finds the next data or hole; `None` after the last data.
 fn seek(file: &File, place: u64, whence: Whence) -> io::Result<Option<u64>> {
     let place = i64::try_from(place).map_err(io::Error::other)?;
     match lseek(file, place, whence) {
@@ -163,7 +163,7 @@ fn seek(file: &File, place: u64, whence: Whence) -> io::Result<Option<u64>> {
     }
 }
 
-/// Gives a copy the owner, mode, attributes and times of its original.
+/// Sets the owner, mode, attributes and times of the original on the copy.
 fn adopt(from: &Path, to: &Path, about: &Metadata) -> io::Result<()> {
     std::os::unix::fs::lchown(to, Some(about.uid()), Some(about.gid()))?;
     if !about.is_symlink() {

@@ -1,12 +1,12 @@
-//! A rehearsal: the user's own job is run, snapshotted, killed and restored, and is compared with two uninterrupted
-//! runs. Each run has its own copy of the working folder. The user's store is not touched.
+//! Rehearsal: the user's own job is run, snapshotted, killed and restored, and compared with two uninterrupted runs.
+//! Each run has its own copy of the working folder. The user's store is not touched.
 //!
 //! ```text
 //! rehearse ──▶ copies (folder_copy)  a fresh copy of the working folder, mounted over it
 //!          ──▶ acts, then after_restore ──▶ trial        an ordinary supervisor in a temporary folder
 //!                                   ──▶ signs, look  the job's activity: processes, CPU time, output
 //!                                   ──▶ before_kill  output and open files before the kill and after the restore
-//!                                   ──▶ not_kept     what the image holds
+//!                                   ──▶ not_kept     content of the image
 //!          ──▶ uninterrupted (twice) ──▶ trial
 //!          ──▶ agreement ──▶ output_match, folder_content, outside
 //!          ──▶ Report, with the verdict and the resulting interval

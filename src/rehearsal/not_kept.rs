@@ -1,4 +1,4 @@
-//! Facts of the trial's image: the places of the output in it, and the files of the job that it does not hold.
+//! Facts of the trial's image: its positions in the output, and the job's files that it does not contain.
 
 use std::path::{Path, PathBuf};
 
@@ -20,7 +20,7 @@ pub struct NotKept {
     pub bytes: u64,
     /// The reason.
     pub reason: String,
-    /// The setting that would keep it, or what else would.
+    /// Setting or other remedy that would include it.
     pub setting: String,
 }
 
@@ -33,7 +33,7 @@ pub(super) struct ImageLook {
     pub not_kept: Vec<NotKept>,
     /// Number of further files.
     pub more: usize,
-    /// The reason why not everything that the job writes is known, if there is one.
+    /// Reason why some files that the job writes may be unknown, if there is one.
     pub gap: Option<String>,
 }
 
@@ -52,7 +52,7 @@ impl ImageLook {
         Ok(look)
     }
 
-    /// Adds what a later image does not hold either.
+    /// Adds the files that a later image does not contain either.
     pub(super) fn add(&mut self, later: Self) {
         self.more = self.more.max(later.more);
         self.gap = self.gap.take().or(later.gap);
@@ -74,7 +74,7 @@ impl ImageLook {
         }
     }
 
-    /// Describes what the image does not hold, and what would keep it. `None` if it holds everything.
+    /// Describes the files that the image does not contain, and a remedy. `None` if it contains all of them.
     pub(super) fn missing(&self) -> Option<(String, String)> {
         let named = self.not_kept.iter().map(|file| {
             let (path, bytes) = (file.path.display(), size(file.bytes));
@@ -121,7 +121,7 @@ fn not_kept((path, bytes, reason): &(PathBuf, u64, Unkept)) -> NotKept {
     }
 }
 
-/// Formats a limit that a file of this size does not reach, as the settings read it.
+/// Formats a limit above this file size in the form of the settings.
 fn at_least(bytes: u64) -> String {
     let mut unit = 1 << 10;
     for name in ["KiB", "MiB", "GiB"] {

@@ -14,18 +14,18 @@ const QUOTED_BYTES_MAX: u64 = 80;
 #[derive(Clone, Debug)]
 pub(super) struct Output {
     pub path: PathBuf,
-    /// Bytes that the job had written when the run was over.
+    /// Number of bytes that the job had written at the end of the run.
     pub length: u64,
-    /// True if the job ended by itself: it would not have written more.
+    /// True if the job ended by itself, so that it would not have written more.
     pub is_complete: bool,
 }
 
-/// A line that two runs wrote differently.
+/// Line that differs between two runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct LineDifference {
     /// Its number, from 1.
     pub line: u64,
-    /// The line in each run; `None` where the output had ended.
+    /// The line in each run; `None` if the output had ended.
     pub texts: [Option<String>; 2],
 }
 

@@ -1,4 +1,5 @@
-//! Files that the job writes outside of its working folder. All runs share them: a run finds what an earlier one left.
+//! Files outside of the working folder that the job writes. All runs share these files, so each run finds the files of
+//! the earlier ones.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -12,12 +13,12 @@ use crate::path_text;
 
 /// Record of the job's changes, in the store of a trial.
 const RECORD: &str = "files.log";
-/// Folder in which Python keeps compiled modules: what is in it changes nothing in the job.
+/// Folder in which Python keeps compiled modules; its content does not affect the job.
 const CACHE: &str = "__pycache__";
-/// Maximum number of files that are named.
+/// Maximum number of files in a message.
 const NAMED_MAX: usize = 3;
 
-/// A line of the record, as far as it is about the job.
+/// Line of the record about a change by the job.
 #[derive(Deserialize)]
 struct Line {
     job: Option<Change>,
@@ -29,8 +30,8 @@ struct Change {
     path: PathBuf,
 }
 
-/// Reads which files outside of `folders` the job wrote, and what they are now. A file that no longer exists is left
-/// out.
+/// Returns the files outside of `folders` that the job wrote, with their present content. Files that no longer exist
+/// are left out.
 pub(super) fn written_outside(store: &Path, folders: [&Path; 2]) -> io::Result<FolderContent> {
     let record = match File::open(store.join(RECORD)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -40,7 +41,7 @@ pub(super) fn written_outside(store: &Path, folders: [&Path; 2]) -> io::Result<F
     };
     let mut paths = BTreeSet::new();
     for line in BufReader::new(record).split(b'\n') {
-        // The end of the record may be half a line.
+        // The last line of the record may be incomplete.
         let Ok(Line { job: Some(change) }) = serde_json::from_slice(&line?) else {
             continue;
         };

@@ -10,7 +10,7 @@ pub enum Outcome {
     Ok,
     /// The step has nothing to check.
     Skipped,
-    /// The step cannot tell whether the restored job is right.
+    /// The step cannot decide if the restored job is correct.
     Unclear,
     /// The step failed, and the rehearsal with it.
     Failed,
@@ -33,7 +33,7 @@ pub struct Step {
 pub enum Verdict {
     /// The restored job equals two uninterrupted ones in everything that the report lists as checked.
     Pass,
-    /// The job cannot be snapshotted or restored, or the restored job is another.
+    /// The job cannot be snapshotted or restored, or the restored job differs.
     Fail,
     /// Nothing is proved: the uninterrupted runs differ, or could not be compared.
     Inconclusive,
@@ -107,7 +107,7 @@ pub struct Report {
     pub verdict: Verdict,
     /// The reason if the verdict is not PASS.
     pub failure: Option<Failure>,
-    /// What a PASS rests on, and how far it was checked.
+    /// Checks on which a PASS is based, and their extent.
     pub checked: Vec<String>,
     /// Files of the job whose content the image does not have.
     pub not_kept: Vec<super::NotKept>,

@@ -1,4 +1,4 @@
-//! Remedies for a failed snapshot, by the kind of the failure. The reasons often contain a more exact one.
+//! Remedies for a failed snapshot, by the kind of the failure. The reason itself often contains a more specific remedy.
 
 /// Returns the remedy; `kind` is a word of the event log.
 pub(super) fn of_snapshot(kind: Option<&str>) -> &'static str {

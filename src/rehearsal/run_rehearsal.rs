@@ -26,7 +26,7 @@ use crate::criu::Search;
 use crate::doctor::{self, Status};
 use crate::supervisor::policy::interval::{Cost, Rules, Seen, choose};
 
-/// The streams that are compared.
+/// Streams to compare.
 pub(super) const STREAMS: [&str; 2] = ["stdout", "stderr"];
 
 /// Subject and options of a rehearsal.
@@ -43,7 +43,7 @@ pub struct Options<'a> {
     pub patience: Duration,
     /// Time after the second snapshot in which the job may end by itself.
     pub end_within: Duration,
-    /// Destination of a copy of the output of the job that is restored, besides its files.
+    /// Destination of a copy of the restored job's output, besides its files.
     pub show: Option<Box<dyn Write + 'a>>,
     /// True if images, logs and output are kept.
     pub keep: bool,
@@ -85,10 +85,10 @@ fn because(reason: impl Into<String>, remedy: impl Into<String>) -> Failure {
     }
 }
 
-/// The report under construction.
+/// Report under construction.
 pub(super) struct Book<'a> {
     pub report: Report,
-    /// The copy of the working folder and the folder itself: the report names files as the user knows them.
+    /// Paths of the copy and of the working folder itself, which the report names instead of the copy.
     pub renamed: Option<[String; 2]>,
     tell: &'a mut dyn FnMut(&Step),
 }
@@ -105,7 +105,7 @@ impl Book<'_> {
         self.report.steps.push(step);
     }
 
-    /// Puts the files that the image does not hold into the report.
+    /// Adds the files that the image does not contain to the report.
     pub(super) fn not_kept(&mut self, files: &[NotKept]) {
         for file in files {
             let path = self.as_named(&file.path.to_string_lossy()).into();
@@ -276,7 +276,7 @@ fn in_place(
     compare(&restored, ran, uninterrupted, book)
 }
 
-/// Compares the runs. A difference is blamed on files that the image does not hold, if there are such.
+/// Compares the runs. If the image lacks some files, a difference is attributed to them.
 fn compare(
     restored: &Restored,
     ran: Ran,
@@ -297,7 +297,7 @@ fn compare(
             Err(End::failed(format!("{}; {reason}", failure.reason), remedy))
         }
         Ok(()) => {
-            // Nothing needed them this time. After another crash, they may have changed.
+            // The files were not needed this time, but they may have changed after another crash.
             let reason =
                 format!("{reason}; a restore needs what the job changes there after a snapshot");
             Err(book.failed("files", End::unclear(reason, remedy)))
@@ -343,7 +343,7 @@ fn suggest(rules: Rules, book: &mut Book<'_>) {
     figures.assumed_mtbf_seconds = Some(chosen.mtbf.as_secs_f64());
 }
 
-/// Rounds to seconds, never to 0. The assumed time between failures is no more exact than that.
+/// Rounds to seconds, never to 0. The assumed time between failures is not more precise.
 fn rounded(time: Duration) -> u64 {
     let seconds = time.as_secs();
     let step = match seconds {

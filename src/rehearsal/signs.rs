@@ -10,7 +10,7 @@ use crate::clock;
 use crate::history::Event;
 use crate::supervisor::request_status;
 
-/// Minimum time for which a job is watched: its output of that time is enough for a comparison.
+/// Minimum time of watching a job: its output in that time is enough for a comparison.
 pub(super) const LEAST: Duration = Duration::from_secs(1);
 /// Computing time of a job without output before its first snapshot: it may be loading its data.
 pub(super) const QUIET_START: Duration = Duration::from_secs(10);

@@ -1,5 +1,5 @@
-//! The trial: an ordinary supervisor as a child process, with a separate store in a temporary folder. It ends when it
-//! is dropped, and leaves nothing outside of that folder.
+//! Trial: an ordinary supervisor as a child process, with its own store in a temporary folder. On drop it is ended and
+//! leaves nothing outside of that folder.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
@@ -29,7 +29,7 @@ pub(super) const FOLDER_PREFIX: &str = ".ckpt-run-rehearsal-";
 const END_WITH_PARENT: &str = "--end-with-parent";
 /// Option that keeps the supervisor's messages out of the job's stderr.
 const MESSAGES: &str = "--messages";
-/// Time between two looks at the trial: too short to be noticed, and a small load on one CPU.
+/// Time between two checks of the trial: too short to be noticed, and a small load on one CPU.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 /// Settings of every trial: snapshots are taken only on request, and nothing outside of the trial's folder is written
 /// to. No hook may notify other programs, and the rehearsal itself watches for a time without output.

@@ -1,4 +1,4 @@
-//! An uninterrupted run of the job in its own copy of the working folder, and the record of a run for the comparison.
+//! Uninterrupted run of the job in its own copy of the working folder, and the record of a run for the comparison.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,10 +15,10 @@ use super::trial::{AfterCrash, Setup, Trial, file_error};
 use crate::clock;
 use crate::history::time_in_words;
 
-/// Time that an uninterrupted run gets beyond twice that of the trial: a job on a loaded machine begins late.
+/// Time limit of an uninterrupted run beyond twice the time of the trial: a job on a loaded machine starts slowly.
 const MORE_TIME: Duration = Duration::from_secs(30);
 
-/// A run of the job, as far as it is compared.
+/// Record of a run for the comparison.
 #[derive(Debug)]
 pub(super) struct Ran {
     /// stdout and stderr.
@@ -31,17 +31,17 @@ pub(super) struct Ran {
     pub outside: FolderContent,
 }
 
-/// Condition on which an uninterrupted run is long enough.
+/// Condition for ending an uninterrupted run.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Enough {
     /// The job has ended by itself.
     End,
-    /// The job has written so much to stdout and stderr.
+    /// The job has written this many bytes to stdout and stderr.
     Output([u64; 2]),
 }
 
 impl Ran {
-    /// Records a run that is over. `place` is the folder of the rehearsal, `store` that of the run in it.
+    /// Records a completed run. `place` is the folder of the rehearsal, `store` the run's store in it.
     pub(super) fn of(
         copies: &Copies,
         (place, store): (&Path, &Path),
@@ -65,7 +65,7 @@ impl Ran {
     }
 }
 
-/// Runs the job until it has done `enough`, at most for twice the time of the trial and a little more.
+/// Runs the job until it has done `enough`, with a limit of twice the time of the trial and a margin.
 pub(super) fn run(
     options: &Options<'_>,
     book: &mut Book<'_>,
