@@ -44,13 +44,13 @@ pub(crate) const CHECKPOINTABLE_NCCL: [(&str, &str); 3] = [
     ("NCCL_CUMEM_ENABLE", "0"),
     ("NCCL_CUMEM_HOST_ENABLE", "0"),
 ];
-/// Settings with which NCCL shares GPU memory by CUDA IPC only, which agents support.
+/// Settings with which NCCL shares GPU memory by CUDA IPC only, which the agents support.
 pub(crate) const PEER_NCCL: [(&str, &str); 2] =
     [("NCCL_CUMEM_ENABLE", "0"), ("NCCL_CUMEM_HOST_ENABLE", "0")];
 
-/// Setting with which hwloc, which MPI uses, leaves GPUs alone. Its plugins would open them in processes that compute
-/// nothing there, such as Open MPI's `orted` beside a program that imports mpi4py, through `OpenCL` and others; the
-/// driver cannot suspend that (580.159.04).
+/// Setting with which hwloc, used by MPI, does not open GPUs. Its plugins would open them through `OpenCL` and other
+/// libraries in processes that do not compute there, such as Open MPI's `orted` beside a program that imports mpi4py;
+/// the driver cannot suspend that (580.159.04).
 pub(crate) const HWLOC_WITHOUT_GPUS: Setting =
     ("HWLOC_COMPONENTS", "-opencl,-nvml,-cuda,-rsmi,-levelzero");
 
@@ -123,7 +123,7 @@ pub(crate) fn for_job(
         .collect()
 }
 
-/// Sets the variables of a user in an environment, and takes out those that only the supervisor's user can use.
+/// Sets the variables of a user in an environment, and removes those that only the supervisor's user can use.
 pub(crate) fn set_user(environment: &mut Vec<(OsString, OsString)>, user: &JobUser) {
     let variables = user.variables();
     let replaced =

@@ -115,7 +115,8 @@ pub struct ImageFacts {
     /// True if a process has huge pages of its own (`MAP_HUGETLB`): CRIU cannot restore them from a stream.
     #[serde(default)]
     pub huge_pages: bool,
-    /// The files that the job writes, in numbers; `None` in images made before they were kept. `kept/list` has them.
+    /// Numbers about the files that the job writes; `None` in images made before they were recorded. `kept/list`
+    /// contains the files.
     #[serde(default)]
     pub kept: Option<Kept>,
     /// Folders and named pipes that the job needs; empty in images made before they were recorded.
@@ -125,7 +126,7 @@ pub struct ImageFacts {
     pub sockets: Sockets,
     /// The job's timers that a restore starts again.
     pub timers: Vec<Timer>,
-    /// Attributes of threads that a restore gives back.
+    /// Thread attributes that a restore sets again.
     #[serde(default)]
     pub attributes: Vec<ThreadAttributes>,
 }

@@ -157,7 +157,7 @@ impl Ongoing {
         }
     }
 
-    /// Leaves it to the display to report that the job computes again.
+    /// Leaves the report that the job computes again to the display.
     pub(crate) fn tell_later(&self, freeze: Duration) {
         if let Some(present) = &mut self.lock().present {
             present.untold = Some((freeze, clock::now()));

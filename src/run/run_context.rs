@@ -43,7 +43,7 @@ pub(crate) struct RunContext {
     pub criu: Criu,
     pub command: Vec<OsString>,
     pub directory: PathBuf,
-    /// The user that a new job runs as, if it is another than ours.
+    /// User of a new job, if different from ckpt-run's.
     pub user: Option<JobUser>,
     /// Identifies this supervisor's process.
     pub instance: String,
@@ -121,7 +121,8 @@ impl RunContext {
         })
     }
 
-    /// Has the job run as a user. It cannot reach the agent, which lies in the store.
+    /// Makes the job run as a user. That user has no access to the agent, which is in the store, so the job runs
+    /// without it.
     pub fn with_user(mut self, user: Option<JobUser>) -> io::Result<Self> {
         if user.is_some() && self.agent.take().is_some() {
             if self.config.cuda.memory == Memory::Resident {
@@ -169,8 +170,8 @@ impl RunContext {
         }
     }
 
-    /// Has a process in the sandbox watch the files that the job writes, unless the user does not want that or there are
-    /// no namespaces: then snapshots scan for changes.
+    /// Makes a process in the sandbox watch the files that the job writes, unless the settings disable that or there
+    /// are no namespaces: then snapshots scan for changes.
     pub fn watch(&self, sandbox: &Sandbox) {
         self.files.drop_watcher();
         if sandbox.isolation() == Isolation::None || self.config.files.watch == Watch::Off {

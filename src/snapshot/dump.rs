@@ -187,7 +187,7 @@ impl<'a> Dump<'a> {
         Ok(writer.stream(name)?)
     }
 
-    /// Records the job's sockets before CRIU looks at the frozen tasks, and holds back what is on its way between them.
+    /// Records the job's sockets before CRIU reads the frozen tasks, and holds back packets on their way between them.
     fn still_network(&self) -> Result<(), SnapshotError> {
         let processes = job::tree(self.root)?;
         refuse_namespaces(&processes, Threads::First)?;
@@ -275,7 +275,7 @@ impl<'a> Dump<'a> {
     }
 }
 
-/// Refuses a job of which a process has left the namespaces of the first one.
+/// Refuses a job with a process outside the namespaces of its first process.
 pub(super) fn refuse_namespaces(
     processes: &[Process],
     threads: Threads,
@@ -294,7 +294,7 @@ pub(super) fn refuse_namespaces(
     })
 }
 
-/// Returns the treatment of connections of others that the job has not accepted.
+/// Returns the treatment of incoming connections that the job has not accepted.
 pub(super) fn backlog(context: &RunContext) -> job::Backlog {
     match context.config.network.tcp {
         config::Tcp::Close => job::Backlog::Dropped,

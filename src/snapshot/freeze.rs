@@ -63,7 +63,7 @@ impl<'a> Frozen<'a> {
         mut watch: Stopwatch,
         begun: Instant,
     ) -> Result<(Self, CriuDump<'a>), NotFrozen> {
-        // Before the job is frozen.
+        // Taken before the job is frozen.
         let turn = turn(root);
         let criu_dump = CriuDump::start(subject, root, writer.id(), &inherited_devices::majors())
             .map_err(NotFrozen::Failed)?;

@@ -1,8 +1,8 @@
-//! The contents of the files that the job writes, on their way into the image.
+//! Copies of the files that the job writes, on their way into the image.
 //!
 //! ```text
-//! job frozen:        what changed → contents, until files.freeze has passed; large files → clones or links
-//! the job computes:  the rest, each checked afterwards → contents of earlier images → list
+//! job frozen:        changed files → contents, until files.freeze has passed; large files → clones or links
+//! the job computes:  the other files, each checked afterwards → contents of earlier images → list
 //! ```
 
 use std::collections::{BTreeSet, HashSet};
@@ -25,14 +25,14 @@ use crate::run::run_context::RunContext;
 use crate::safe_path::Spot;
 use crate::store::{ImageId, ImageReader, ImageWriter, StreamWriter, WriteError};
 
-/// Streams of earlier images in a set; with more, the contents are put together in one.
+/// Maximum number of earlier images' streams in a set; if there are more, the contents are merged into one stream.
 const STREAMS_MAX: usize = 32;
 
-/// Bytes that are copied during the freeze whatever time that takes: on a busy machine, the time passes without much
-/// being done.
+/// Number of bytes that are copied during the freeze in any case: on a busy machine, the time limit may pass with
+/// little work done.
 const ALWAYS_BYTES: u64 = 64 << 20;
 
-/// The files of an image in the making.
+/// Files of an image under construction.
 pub(crate) struct Keeping {
     changes: Changes,
     image: ImageId,
@@ -40,7 +40,7 @@ pub(crate) struct Keeping {
     name: String,
     /// Bytes in the stream.
     offset: u64,
-    /// Positions of the changed files that are still to be copied.
+    /// Positions of the changed files that are not copied yet.
     later: Vec<usize>,
     unread: usize,
     frozen_ns: i64,
@@ -48,8 +48,8 @@ pub(crate) struct Keeping {
 }
 
 impl Keeping {
-    /// Lists what changed and copies contents until the time for that has passed. The job is frozen meanwhile; `open`
-    /// are the files that it has open for writing.
+    /// Lists the changed files and copies contents within the time limit. The job is frozen meanwhile; `open` are the
+    /// files that it has open for writing.
     pub fn begin(
         context: &RunContext,
         image: ImageId,
@@ -81,7 +81,7 @@ impl Keeping {
         Ok(keeping)
     }
 
-    /// Returns the positions of the files whose content is to be copied. Files that are too large are held instead.
+    /// Returns the positions of the files whose content is to be copied. Too large files are held instead.
     fn choose(&mut self, context: &RunContext, keep_content: u64, keep_total: u64) -> Vec<usize> {
         let changed: HashSet<&Path> = self.changes.changed.iter().map(|it| &*it.path).collect();
         let earlier = self.changes.earlier.iter().flat_map(|(_, set)| &set.files);
@@ -89,7 +89,7 @@ impl Keeping {
         let mut total: u64 = same.filter_map(|(_, file)| kept_bytes(file)).sum();
         let (mut wanted, mut large) = (Vec::new(), Vec::new());
         let mut order: Vec<usize> = (0..self.changes.changed.len()).collect();
-        // The files that can be copied while the job is frozen only come first.
+        // Files that must be copied while the job is frozen come first.
         order.sort_by_key(|index| !self.changes.changed[*index].is_open());
         for index in order {
             let changed = &mut self.changes.changed[index];
@@ -109,7 +109,7 @@ impl Keeping {
                 }
                 Content::Held { .. } | Content::Unkept(_) => {}
             }
-            // A file in memory does not survive the machine.
+            // A file in memory does not survive a crash of the machine.
             if is_in_memory {
                 wanted.push(index);
             } else if *size > keep_content {
@@ -127,7 +127,7 @@ impl Keeping {
         wanted
     }
 
-    /// Has the store hold a file whose content is not copied.
+    /// Makes the store hold a file whose content is not copied.
     fn hold(&mut self, context: &RunContext, index: usize, reason: Unkept) {
         let changed = &mut self.changes.changed[index];
         let Some(file) = &mut changed.file else {
@@ -162,13 +162,14 @@ impl Keeping {
         if clock::now() < deadline || must_be_now || is_small {
             self.copy(index)?;
         } else if file.writer != Writer::Open && file.shows_changes(self.frozen_ns) {
-            // Whether it changes before it is copied shows in its times.
+            // A change before the copy shows in the file's times.
             self.later.push(index);
         }
         Ok(())
     }
 
-    /// Copies a content into the stream. A file that cannot be read, or is not the one that was listed, is left out.
+    /// Copies a file's content into the stream. A file that cannot be read, or is not the one that was listed, is left
+    /// out.
     fn copy(&mut self, index: usize) -> Result<bool, SnapshotError> {
         let changed = &mut self.changes.changed[index];
         let Some(file) = &mut changed.file else {
@@ -199,7 +200,7 @@ impl Keeping {
         Ok(true)
     }
 
-    /// Copies what is left, while the job computes, and completes the set.
+    /// Copies the remaining files while the job computes, and completes the set.
     pub fn finish(
         mut self,
         context: &RunContext,
@@ -259,7 +260,7 @@ impl Keeping {
         Ok((Arc::new(set), kept))
     }
 
-    /// Takes contents that have not changed over from the earlier image, without reading the files.
+    /// Takes over unchanged contents from the earlier image, without reading the files.
     fn take_over(
         &mut self,
         context: &RunContext,
@@ -279,7 +280,7 @@ impl Keeping {
             return Ok(());
         }
         let Ok(image) = context.store.read(earlier) else {
-            // Damaged since: the files are read again for the next image.
+            // The stream was damaged since: the files are read again for the next image.
             tracing::warn!(image = %earlier, "the contents of files in the image before cannot be taken over");
             for file in set.files.values_mut() {
                 forget_other(file, &self.name);
@@ -298,7 +299,7 @@ impl Keeping {
         self.put_together(&image, set)
     }
 
-    /// Copies the contents of all earlier streams into this image's own.
+    /// Merges the contents of all earlier streams into this image's own.
     fn put_together(
         &mut self,
         image: &ImageReader,
@@ -339,7 +340,7 @@ fn forget_other(file: &mut KeptFile, name: &str) {
     }
 }
 
-/// Opens a file, and returns its device and inode with it.
+/// Opens a file; also returns its device and inode.
 fn open(path: &Path) -> io::Result<(File, (u64, u64))> {
     let file = Spot::of(path)?.open(File::options().read(true), libc::O_NOATIME)?;
     let found = file.metadata()?;
@@ -364,7 +365,7 @@ fn copy(
     }
 }
 
-/// A stream as the target of a reader; holds the error that `io::Error` cannot carry.
+/// Stream as the target of a reader; stores the error that `io::Error` cannot carry.
 struct Sink<'a> {
     target: &'a mut StreamWriter,
     failure: Option<WriteError>,

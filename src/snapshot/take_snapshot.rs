@@ -7,7 +7,7 @@
 //!
 //! This module contains the steps before the freeze, while the job computes. Each step undoes itself if a later one
 //! fails: the image writer deletes the data it wrote, the suspended GPU state resumes, CRIU releases the tasks. A
-//! failed snapshot leaves the job computing and the store as it was.
+//! failed snapshot leaves the job computing and the store unchanged.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -48,8 +48,8 @@ const DRAIN_BUFFER: u64 = 1 << 30;
 /// Divisor of `snapshot.timeout`: the result is the longest time in which the store may accept no data while the job is
 /// frozen.
 const STALL_SHARE: u32 = 5;
-/// Limit on the attempts at a snapshot of a job that changes meanwhile. A job that starts CUDA does so once per
-/// process; a job that still does so at the last attempt is better left alone until the next snapshot is due.
+/// Limit on the attempts at a snapshot of a job that changes meanwhile. A process starts CUDA once; if processes of the
+/// job still start CUDA at the last attempt, the next scheduled snapshot is a better moment.
 const ATTEMPTS_MAX: u32 = 5;
 /// Wait between two attempts: starting CUDA takes up to some seconds, and the driver does not report when it is done.
 const ATTEMPT_PAUSE: Duration = Duration::from_secs(1);
@@ -178,7 +178,7 @@ fn attempt(
     }
 }
 
-/// Refuses a job whose sockets are of a kind or in a state that no image can hold, before it is frozen. Their state is
+/// Refuses a job with sockets of a kind or in a state that no image can hold, before it is frozen. Their state is
 /// checked again when it is frozen.
 fn look_at_sockets(context: &RunContext, processes: &[Process]) -> Result<(), SnapshotError> {
     job::Sockets::check_kinds(processes)?;
@@ -194,7 +194,7 @@ fn own_mount(job: &Job) -> Option<PathBuf> {
     if job.sandbox.isolation() == Isolation::None {
         return None;
     }
-    // A sandbox that is gone has no job to snapshot; that is found out next.
+    // A sandbox that has exited has no job to snapshot; the next step reports that.
     sandbox::own_mount(job.sandbox.pid()).ok().flatten()
 }
 
