@@ -1,7 +1,7 @@
-//! Checks of numbers and paths in the metadata of an image, made while it is parsed.
+//! Checks of numbers and paths in an image's metadata, applied while the metadata is parsed.
 //!
-//! An image may come from anywhere: a value that no snapshot records is refused before anything acts on it. The fields that
-//! hold such values name these functions, `#[serde(deserialize_with = "checked::pid")]`, so that no reader can forget them.
+//! An image may come from an untrusted place. A value that no snapshot records is refused before it is used. Fields
+//! refer to these functions by `#[serde(deserialize_with = "checked::pid")]`, so no reader can skip a check.
 
 use std::fmt::Display;
 use std::path::{Component, Path, PathBuf};
@@ -10,26 +10,26 @@ use serde::de::{Deserialize, Deserializer, Error};
 
 use crate::path_text;
 
-/// Largest pid of Linux (`PID_MAX_LIMIT`).
+/// Largest pid on Linux (`PID_MAX_LIMIT`).
 const PID_MAX: i32 = 1 << 22;
-/// Pid that no process of a job has: the first of the sandbox, or of the machine.
+/// Pid of the first process of the sandbox or the machine; no process of a job has it.
 const PID_OF_INIT: i32 = 1;
 /// Largest value of the permission bits.
 const MODE_MAX: u32 = 0o7777;
-/// A user or group that system calls read as "leave it as it is".
+/// User or group id that system calls treat as "unchanged".
 const NO_OWNER: u32 = u32::MAX;
-/// Longest path of Linux.
+/// Longest path on Linux (`PATH_MAX`), in bytes.
 const PATH_BYTES_MAX: usize = 4096;
-/// Longest duration: longer than any job.
+/// Upper limit on durations, above the duration of any job.
 const SECONDS_MAX: f64 = 1e10;
 
-/// Pid of a process or thread of the job, as the job sees it.
+/// Parses the pid of a process or thread of the job, in the job's namespace.
 pub(crate) fn pid<'de, D: Deserializer<'de>>(from: D) -> Result<i32, D::Error> {
     let pid = i32::deserialize(from)?;
     refuse_unless(is_pid(pid), pid, "a process id of a job")
 }
 
-/// Pids as [`pid`].
+/// Parses a list of pids like [`pid`].
 pub(crate) fn pids<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<i32>, D::Error> {
     let pids = Vec::<i32>::deserialize(from)?;
     match pids.iter().find(|pid| !is_pid(**pid)) {
@@ -38,13 +38,13 @@ pub(crate) fn pids<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<i32>, D::Er
     }
 }
 
-/// Number of a descriptor.
+/// Parses a file descriptor number.
 pub(crate) fn descriptor<'de, D: Deserializer<'de>>(from: D) -> Result<i32, D::Error> {
     let number = i32::deserialize(from)?;
     refuse_unless(number >= 0, number, "a descriptor")
 }
 
-/// Absolute path without `..`.
+/// Parses an absolute path without `..`.
 pub(crate) fn path<'de, D: Deserializer<'de>>(from: D) -> Result<PathBuf, D::Error> {
     let path: PathBuf = path_text::deserialize(from)?;
     if is_path(&path) {
@@ -54,7 +54,7 @@ pub(crate) fn path<'de, D: Deserializer<'de>>(from: D) -> Result<PathBuf, D::Err
     }
 }
 
-/// Paths as [`path`].
+/// Parses a list of paths like [`path`].
 pub(crate) fn paths<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<PathBuf>, D::Error> {
     let paths: Vec<PathBuf> = path_text::list::deserialize(from)?;
     match paths.iter().find(|path| !is_path(path)) {
@@ -63,13 +63,13 @@ pub(crate) fn paths<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<PathBuf>, 
     }
 }
 
-/// Permission bits.
+/// Parses permission bits.
 pub(crate) fn mode<'de, D: Deserializer<'de>>(from: D) -> Result<u32, D::Error> {
     let mode = u32::deserialize(from)?;
     refuse_unless(mode <= MODE_MAX, mode, "a mode")
 }
 
-/// Owner and group.
+/// Parses owner and group.
 pub(crate) fn owner<'de, D: Deserializer<'de>>(from: D) -> Result<(u32, u32), D::Error> {
     let (user, group) = <(u32, u32)>::deserialize(from)?;
     refuse_unless(user != NO_OWNER, user, "a user")?;
@@ -77,19 +77,19 @@ pub(crate) fn owner<'de, D: Deserializer<'de>>(from: D) -> Result<(u32, u32), D:
     Ok((user, group))
 }
 
-/// Size of a file or place in it, which the kernel counts with a sign.
+/// Parses a file size or offset, which must fit the kernel's signed type.
 pub(crate) fn size<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
     let size = u64::deserialize(from)?;
     refuse_unless(i64::try_from(size).is_ok(), size, "a file's size")
 }
 
-/// Time since 1970, in nanoseconds.
+/// Parses a time in nanoseconds since 1970.
 pub(crate) fn time_ns<'de, D: Deserializer<'de>>(from: D) -> Result<i64, D::Error> {
     let time = i64::deserialize(from)?;
     refuse_unless(time >= 0, time, "a time")
 }
 
-/// Duration in seconds.
+/// Parses a duration in seconds.
 pub(crate) fn seconds<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
     let seconds = f64::deserialize(from)?;
     refuse_unless(
@@ -99,7 +99,7 @@ pub(crate) fn seconds<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Erro
     )
 }
 
-/// Returns true if a path is absolute, without `..`, and one that the kernel takes.
+/// Returns true if a path is absolute, has no `..` and is within the kernel's limits.
 pub(crate) fn is_path(path: &Path) -> bool {
     let bytes = path.as_os_str().as_encoded_bytes();
     let goes_up = |part: Component<'_>| part == Component::ParentDir;

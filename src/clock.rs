@@ -33,7 +33,7 @@ pub fn unix_ns() -> i64 {
         })
 }
 
-/// Returns the identity of this boot of the machine; empty if the kernel does not tell it.
+/// Returns the identity of this boot of the machine; empty if the kernel does not report it.
 pub fn boot() -> &'static str {
     static BOOT: OnceLock<String> = OnceLock::new();
     BOOT.get_or_init(|| {
@@ -42,8 +42,8 @@ pub fn boot() -> &'static str {
     })
 }
 
-/// Returns the time of this boot of the machine, in nanoseconds since 1970; the present time if the kernel does not tell
-/// it.
+/// Returns the time of this boot of the machine, in nanoseconds since 1970; the present time if the kernel does not
+/// report it.
 pub fn boot_ns() -> i64 {
     let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("btime "));
@@ -51,13 +51,13 @@ pub fn boot_ns() -> i64 {
     seconds.map_or_else(unix_ns, |seconds| seconds.saturating_mul(1_000_000_000))
 }
 
-/// Returns the wall-clock time as a [`timestamp_of`] value.
+/// Returns the wall-clock time as a timestamp.
 #[must_use]
 pub fn timestamp() -> Timestamp {
     timestamp_of(unix_ms())
 }
 
-/// Converts a number of [`unix_ms`] to a timestamp; returns the calendar's last timestamp for a number beyond it.
+/// Converts milliseconds since 1970 to a timestamp, at most the calendar's last one.
 #[must_use]
 pub fn timestamp_of(unix_ms: u64) -> Timestamp {
     i64::try_from(unix_ms)

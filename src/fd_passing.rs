@@ -1,5 +1,4 @@
-//! Sending and receiving of bytes with file descriptors over a unix socket of any kind. The callers know what the bytes
-//! mean.
+//! Transfer of bytes and file descriptors over a unix socket of any type. The callers define the meaning of the bytes.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -7,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use nix::errno::Errno;
 use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
 
-/// Sends bytes, and the descriptors with the first of them; returns the number of bytes sent. A closed peer is an
+/// Sends bytes, with the descriptors attached to the first byte; returns the number of bytes sent. A closed peer is an
 /// error, not a signal.
 pub(crate) fn send(socket: &impl AsFd, bytes: &[u8], descriptors: &[RawFd]) -> io::Result<usize> {
     let rights = [ControlMessage::ScmRights(descriptors)];
@@ -77,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_datagram_that_is_too_long_is_an_error_and_not_its_beginning() {
+    fn too_long_datagram_is_an_error_instead_of_truncated() {
         let (left, right) = UnixDatagram::pair().unwrap();
         send(&left, &[7; 9], &[]).unwrap();
         let error = receive::<1>(&right, &mut [0; 8]).unwrap_err();
@@ -87,7 +86,7 @@ mod tests {
     #[test]
     fn more_descriptors_than_there_is_place_for_are_an_error() {
         let (left, right) = UnixDatagram::pair().unwrap();
-        // The kernel rounds the space up; three descriptors do not fit where one or two do.
+        // The kernel rounds the space up, so three descriptors exceed the space for one or two.
         send(&left, b"x", &[left.as_raw_fd(); 3]).unwrap();
         assert!(receive::<1>(&right, &mut [0; 8]).is_err());
     }

@@ -1,8 +1,8 @@
-//! The decoders as the fuzz targets in `fuzz/` call them: they read bytes from outside and must not break.
+//! Entry points of the fuzz targets in `fuzz/`: decoders of untrusted bytes.
 //!
 //! A target is a function of bytes. The first byte, a letter, selects the decoder for the rest, so one target covers a
 //! family of decoders. Each target returns true if the input was accepted. A seed whose name begins with `valid` must
-//! be accepted, which shows that the target still reaches the code under test. Breaking means a panic, a failed
+//! be accepted, which shows that the target still reaches the code under test. A target fails by a panic, a failed
 //! assertion, a hang, or memory out of proportion to the input.
 //!
 //! The module is compiled for fuzzing and for tests only; a test runs the corpus through the same functions.
@@ -26,7 +26,7 @@ use crate::store::ImageEntry;
 use crate::store::tests::fuzz_store::Kind;
 use crate::{cli, criu, cuda, job, store, supervisor};
 
-/// A target: its name (also that of its binary and its corpus) and its function.
+/// Fuzz target: its name (also that of its binary and its corpus) and its function.
 pub type Target = (&'static str, fn(&[u8]) -> bool);
 
 /// Every target.
@@ -63,8 +63,8 @@ fn folder() -> PathBuf {
     })
 }
 
-/// Decodes a manifest: the `f`ile unchanged, the file with its checksums corrected (`s`), or two `m`essages, also those
-/// of an encrypted store (`k`).
+/// Decodes a manifest. First byte: `f` for a file unchanged, `s` for a file with corrected checksums, `m` for two
+/// messages, `k` for two messages of an encrypted store.
 #[must_use]
 pub fn manifest(input: &[u8]) -> bool {
     match input.split_first() {
@@ -84,9 +84,9 @@ pub fn manifest(input: &[u8]) -> bool {
     }
 }
 
-/// Decodes a pack or a small file of the store: `f`ile, `c`hunk, also that of an encrypted store (`x`), `e`ncoding and
-/// decoding; a `n`ame, a store's f`o`rmat, a `r`eason, a `k`ey and its c`h`eck; a `p`ortable file, unchanged or with
-/// its checksums corrected (`q`).
+/// Decodes a pack or a small file of the store. First byte: `f` file, `c` chunk, `x` chunk of an encrypted store, `e`
+/// encoding and decoding, `n` name, `o` the store's format, `r` reason, `k` key, `h` key check, `p` portable file, `q`
+/// portable file with corrected checksums.
 #[must_use]
 pub fn pack(input: &[u8]) -> bool {
     match input.split_first() {
@@ -105,8 +105,9 @@ pub fn pack(input: &[u8]) -> bool {
     }
 }
 
-/// Decodes messages: a conversation (see `talk`) with the receiver of a `d`ump, the sender of a `r`estore, the sandbox
-/// (`q` and `e`: requests and events); plain bytes to the `c`ontrol socket, and its `a`nswer.
+/// Decodes messages. First byte: `d` for a conversation (see `talk`) with the receiver of a dump, `r` with the sender
+/// of a restore, `q` and `e` for requests to the sandbox and its events, `c` for plain bytes to the control socket, `a`
+/// for its answer.
 #[must_use]
 pub fn protocol(input: &[u8]) -> bool {
     match input.split_first() {
@@ -122,8 +123,9 @@ pub fn protocol(input: &[u8]) -> bool {
     }
 }
 
-/// Decodes metadata: CRIU's `l`og and `v`ersion; an `i`mage's facts, a `r`un's state and `h`istory; a `c`onfiguration
-/// file, `e`nvironment and flags; texts of /proc: a `t`imer, a `g`pu, the `d`river, c`o`ntrol groups; `n`etlink.
+/// Decodes metadata. First byte: `l` CRIU's log, `v` CRIU's version, `i` an image's facts, `r` a run's state, `h` a
+/// run's history, `c` a configuration file, `e` environment and flags, `n` netlink; from /proc: `t` a timer, `g` a GPU,
+/// `d` the driver, `o` control groups.
 #[must_use]
 pub fn metadata(input: &[u8]) -> bool {
     let Some((letter, bytes)) = input.split_first() else {
@@ -196,7 +198,7 @@ fn config_file(bytes: &[u8]) -> bool {
         project: ProjectFile::Named(file("ckpt-run.toml", bytes)),
         ..no_sources()
     };
-    config::load(&sources).is_ok_and(|loaded| comes_back(&loaded, &loaded.to_toml()))
+    config::load(&sources).is_ok_and(|loaded| round_trips(&loaded, &loaded.to_toml()))
 }
 
 /// Loads settings from lines, one setting each: `NAME=VALUE` for a variable, with `--` before it for a flag.
@@ -222,7 +224,8 @@ fn settings(text: &str) -> bool {
             sources.environment.push((name.to_owned(), value));
         }
     }
-    config::load(&sources).is_ok_and(|loaded| comes_back(&loaded, &loaded.to_toml_with_origins()))
+    config::load(&sources)
+        .is_ok_and(|loaded| round_trips(&loaded, &loaded.to_toml_with_origins()))
 }
 
 fn no_sources() -> Sources {
@@ -236,7 +239,7 @@ fn no_sources() -> Sources {
 }
 
 /// Checks that printed settings load as the same settings.
-fn comes_back(loaded: &Loaded, text: &str) -> bool {
+fn round_trips(loaded: &Loaded, text: &str) -> bool {
     let sources = Sources {
         project: ProjectFile::Named(file("again.toml", text.as_bytes())),
         ..no_sources()

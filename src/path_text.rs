@@ -1,7 +1,7 @@
-//! Paths and words of command lines in JSON: as text, or as a list of their bytes where they are not UTF-8. Linux allows
-//! every byte but zero in them.
+//! JSON form of paths and command-line arguments: text, or a list of bytes if they are not UTF-8. Linux allows every
+//! byte but zero in them.
 //!
-//! For serde's attribute `with`: `path_text` for one, `path_text::list` for several.
+//! Used by serde's attribute `with`: `path_text` for a single value, `path_text::list` for a list.
 
 use std::borrow::Cow;
 use std::ffi::{OsStr, OsString};
@@ -10,7 +10,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// The words of a job's command line. Shown, they are separated by spaces.
+/// Arguments of a job's command line. Displayed with spaces between them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct CommandLine {
@@ -19,13 +19,13 @@ pub struct CommandLine {
 }
 
 impl CommandLine {
-    /// Returns the words.
+    /// Returns the arguments.
     #[must_use]
     pub fn words(&self) -> &[OsString] {
         &self.words
     }
 
-    /// Returns the words as text, with U+FFFD in the place of what is not UTF-8.
+    /// Returns the arguments as text, with U+FFFD for bytes that are not UTF-8.
     #[must_use]
     pub fn shown(&self) -> Vec<String> {
         let shown = |word: &OsString| word.to_string_lossy().into_owned();
@@ -45,7 +45,7 @@ impl fmt::Display for CommandLine {
     }
 }
 
-/// A path or word as JSON has it.
+/// JSON form of a path or argument.
 #[derive(Serialize, Deserialize)]
 #[serde(untagged)]
 enum Form<'a> {
@@ -70,10 +70,10 @@ impl<'a> Form<'a> {
     }
 }
 
-/// Serializes one.
+/// Serializes a path or argument.
 ///
 /// # Errors
-/// The serializer's.
+/// The serializer fails.
 pub(crate) fn serialize<S: Serializer>(
     text: &impl AsRef<OsStr>,
     serializer: S,
@@ -81,24 +81,24 @@ pub(crate) fn serialize<S: Serializer>(
     Form::of(text.as_ref()).serialize(serializer)
 }
 
-/// Deserializes one.
+/// Deserializes a path or argument.
 ///
 /// # Errors
-/// It is neither text nor a list of bytes.
+/// The value is neither text nor a list of bytes.
 pub(crate) fn deserialize<'de, D: Deserializer<'de>, T: From<OsString>>(
     deserializer: D,
 ) -> Result<T, D::Error> {
     Ok(Form::deserialize(deserializer)?.into_text())
 }
 
-/// Several in a list.
+/// JSON form of several paths or arguments.
 pub(crate) mod list {
     use super::{Deserialize, Deserializer, Form, OsStr, OsString, Serializer};
 
     /// Serializes a list.
     ///
     /// # Errors
-    /// The serializer's.
+    /// The serializer fails.
     pub(crate) fn serialize<S: Serializer>(
         list: &[impl AsRef<OsStr>],
         serializer: S,
@@ -109,7 +109,7 @@ pub(crate) mod list {
     /// Deserializes a list.
     ///
     /// # Errors
-    /// One is neither text nor a list of bytes.
+    /// An element is neither text nor a list of bytes.
     pub(crate) fn deserialize<'de, D: Deserializer<'de>, T: From<OsString>>(
         deserializer: D,
     ) -> Result<Vec<T>, D::Error> {

@@ -1,8 +1,8 @@
-//! Walk of a path from the root folder, name by name, by held descriptors.
+//! Resolution of a path from the root folder, one component at a time, through open descriptors.
 //!
-//! A plain `open` follows every link that somebody put on the way. Here the caller judges each name together with the
-//! folder that holds it, before the walk goes on, and gets a descriptor of the folder at the end: what happens to the names
-//! afterwards does not matter.
+//! A plain `open` follows every symbolic link on the way, whoever created it. Here the caller approves each component
+//! together with the folder that holds it, before it is entered or followed. The result is a descriptor of the last
+//! folder, so later changes of the names have no effect.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -13,31 +13,31 @@ use std::path::{Component, Path, PathBuf};
 use rustix::fs::{CWD, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
-/// Limit on the links of one path, which is the kernel's.
+/// Limit on symbolic links in one path, equal to the kernel's.
 const LINKS_MAX: usize = 40;
 
-/// A name on the way, and the folder that holds it.
+/// Component of a path and the folder that holds it.
 pub(crate) struct Entry<'a> {
-    /// The folder, without links.
+    /// Path of the folder, without symbolic links.
     pub folder: &'a Path,
     pub folder_stat: &'a Stat,
     pub name: &'a OsStr,
-    /// What has the name; a link is not followed.
+    /// Status of the component itself; a symbolic link is not followed.
     pub stat: &'a Stat,
 }
 
-/// Walk that came to no folder.
+/// Failure to resolve a path to a folder.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WalkError<R> {
-    /// The system refused it.
+    /// A system call failed.
     #[error("cannot open the folder {path}")]
     Io { path: PathBuf, source: io::Error },
-    /// The caller refused it.
+    /// The caller rejected a component.
     #[error(transparent)]
     Refused(R),
 }
 
-/// A link that another user may point elsewhere at any time.
+/// Symbolic link that another user may redirect at any time.
 #[derive(Debug, thiserror::Error)]
 #[error("{path} is a link of user {owner}: name the folder itself")]
 pub(crate) struct ForeignLink {
@@ -46,7 +46,7 @@ pub(crate) struct ForeignLink {
 }
 
 impl ForeignLink {
-    /// Refuses a link unless it belongs to root or to this user.
+    /// Rejects a symbolic link unless root or this user owns it.
     pub fn refuse(entry: &Entry<'_>) -> Result<(), Self> {
         let owner = entry.stat.st_uid;
         let ours = owner == 0 || owner == rustix::process::geteuid().as_raw();
@@ -58,7 +58,7 @@ impl ForeignLink {
     }
 }
 
-/// Opens the folder at `path` with `O_PATH`; `judge` sees each name on the way before it is entered or followed.
+/// Opens the folder at `path` with `O_PATH`. `judge` is called for each component before it is entered or followed.
 pub(crate) fn open_folder<R>(
     path: &Path,
     mut judge: impl FnMut(&Entry<'_>) -> Result<(), R>,
@@ -78,7 +78,7 @@ pub(crate) fn open_folder<R>(
             at.pop();
             continue;
         }
-        // As a folder first: that mounts what is mounted on demand.
+        // Opening a name as a folder triggers automounts, so this comes first.
         let (found, is_folder) = match open(&here, &name, OFlags::DIRECTORY) {
             Ok(found) => (found, true),
             Err(Errno::NOTDIR) => {
@@ -130,7 +130,7 @@ fn open(folder: impl AsFd, name: &OsStr, how: OFlags) -> Result<OwnedFd, Errno> 
     rustix::fs::openat(folder, name, how, Mode::empty())
 }
 
-/// Names of a path, the last one first.
+/// Components of a path, the last one first.
 fn names(path: &Path) -> Vec<OsString> {
     let names = path.components().rev().filter_map(|part| match part {
         Component::Normal(name) => Some(name.to_owned()),
@@ -147,7 +147,7 @@ mod tests {
 
     use super::*;
 
-    /// Inode of the folder that a walk comes to, and the names that it passed below `below`.
+    /// Inode of the resolved folder, and the components visited below `below`.
     fn walk(path: &Path, below: &Path) -> Result<(u64, Vec<String>), WalkError<ForeignLink>> {
         let mut passed = Vec::new();
         let folder = open_folder(path, |entry| {

@@ -1,22 +1,21 @@
-//! Text of others on the user's terminal: command lines, names of processes and paths are the job's, and could hold
-//! sequences that move the cursor, set the title or hide what follows.
+//! Escaping of text that other programs control, before it reaches the user's terminal. Command lines, process names
+//! and paths come from the job and could hold sequences that move the cursor, set the title or hide text.
 //!
-//! Everything that ckpt-run prints for people goes through here at the place where it is written, so that no message can
-//! forget it.
+//! All output for people passes through this module where it is written, so no message can omit the escaping.
 
 use std::borrow::Cow;
 use std::fmt::Write;
 
-/// Characters that remain as they are although they control a terminal.
+/// Terminal control characters to keep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Keep {
-    /// Line ends and tabs, as in text of several lines.
+    /// Line ends and tabs, for text of several lines.
     Lines,
-    /// None: the text is one line.
+    /// No control characters, for text of one line.
     Nothing,
 }
 
-/// Returns a text with the characters that could control a terminal as `\u001b`, which JSON takes, too.
+/// Escapes characters that could control a terminal as `\u001b`, which is also valid in JSON.
 pub(crate) fn escaped(text: &str, keep: Keep) -> Cow<'_, str> {
     let is_kept = |c: char| keep == Keep::Lines && matches!(c, '\n' | '\t');
     let is_shown = |c: char| !controls(c) || is_kept(c);
@@ -35,7 +34,7 @@ pub(crate) fn escaped(text: &str, keep: Keep) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
-/// Returns true for control characters, and for those that turn the direction of what is read.
+/// Returns true for control characters and for characters that change the text direction.
 fn controls(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{061c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')

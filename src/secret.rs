@@ -2,7 +2,7 @@
     unsafe_code,
     reason = "mlock and madvise of a mapping, which no safe interface has"
 )]
-//! Memory for a key: one copy that is never swapped out, in no core dump, in no child, and wiped when dropped.
+//! Memory for a key: a single copy, excluded from swap, core dumps and child processes, and wiped on drop.
 
 use std::io;
 use std::num::NonZeroUsize;
@@ -14,10 +14,10 @@ use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mlock, mmap_anony
 use nix::sys::prctl;
 use zeroize::Zeroize;
 
-/// Length of the mapping: a page, the smallest that can be locked.
+/// Length of the mapping: one page, the smallest lockable unit.
 const PAGE_BYTES: NonZeroUsize = NonZeroUsize::new(4096).unwrap();
 
-/// `N` secret bytes, at most a page.
+/// Buffer of `N` secret bytes, at most a page.
 pub(crate) struct Secret<const N: usize> {
     page: NonNull<c_void>,
 }
@@ -28,17 +28,17 @@ unsafe impl<const N: usize> Send for Secret<N> {}
 unsafe impl<const N: usize> Sync for Secret<N> {}
 
 impl<const N: usize> Secret<N> {
-    /// Zeros, to be filled in place.
+    /// Creates a buffer of zeros, to be filled in place.
     ///
     /// # Panics
-    /// If no page can be mapped, as an allocation would.
+    /// No page can be mapped; a failed allocation panics, too.
     pub fn zeros() -> Self {
         const { assert!(N <= PAGE_BYTES.get()) };
         let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         // SAFETY: a new mapping at an address that the kernel chooses.
         let page = unsafe { mmap_anonymous(None, PAGE_BYTES, access, MapFlags::MAP_PRIVATE) };
         let page = page.expect("a page of memory");
-        // Where the limit on locked memory is used up, the key may be swapped out.
+        // If the limit on locked memory is exhausted, the key may be swapped out.
         // SAFETY: the mapping is ours and has this length.
         let locked = unsafe { mlock(page, PAGE_BYTES.get()) };
         let advice = [MmapAdvise::MADV_DONTDUMP, MmapAdvise::MADV_WIPEONFORK];
@@ -52,7 +52,7 @@ impl<const N: usize> Secret<N> {
         Self { page }
     }
 
-    /// A copy of these bytes; the caller wipes its own.
+    /// Copies these bytes; the caller must wipe the original.
     pub fn copy_of(bytes: &[u8; N]) -> Self {
         let mut secret = Self::zeros();
         secret.copy_from_slice(bytes);
@@ -84,8 +84,8 @@ impl<const N: usize> Drop for Secret<N> {
     }
 }
 
-/// Closes this process to others of the same user: no core dump, no `ptrace`, and root's files in `/proc`. Programs that it
-/// starts are open again.
+/// Protects this process from other processes of the same user: no core dump, no `ptrace`, and its files in `/proc`
+/// belong to root. Programs that it starts are not protected.
 pub(crate) fn close_process() -> io::Result<()> {
     Ok(prctl::set_dumpable(false)?)
 }

@@ -1,4 +1,4 @@
-//! Memory shared by two processes: one creates it, both map it. The processes agree which of them uses which part when.
+//! Memory shared by two processes: one creates it, both map it. The processes must coordinate their accesses.
 #![allow(
     unsafe_code,
     reason = "maps memory, and lends parts of it whose use two processes agree on"
@@ -24,7 +24,7 @@ pub(crate) struct SharedMemory {
 }
 
 impl SharedMemory {
-    /// Creates `len` zero bytes, and the descriptor with which another process maps them.
+    /// Creates `len` zero bytes, and a descriptor by which another process maps them.
     pub(crate) fn create(len: NonZeroUsize) -> io::Result<(Self, OwnedFd)> {
         let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
         let descriptor = memfd_create(c"ckpt-run", flags)?;
@@ -36,8 +36,8 @@ impl SharedMemory {
         Ok((Self::map(&descriptor, len)?, descriptor))
     }
 
-    /// Maps the memory of another process if it has `len` bytes and cannot shrink: access to removed memory kills the
-    /// accessing process.
+    /// Maps the memory of another process. Refuses memory that has not `len` bytes or can shrink, because access to
+    /// removed memory would kill this process.
     pub(crate) fn open(descriptor: &OwnedFd, len: NonZeroUsize) -> io::Result<Self> {
         let wrong = |what| Err(io::Error::new(io::ErrorKind::InvalidData, what));
         let sealed = fcntl(descriptor, FcntlArg::F_GET_SEALS).unwrap_or(0);

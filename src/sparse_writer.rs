@@ -1,4 +1,4 @@
-//! A writer that makes holes of pages without data: contents that go back into files of the job.
+//! File writer that replaces pages of zeros by holes, for the contents of the job's files.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -7,14 +7,14 @@ use std::os::unix::fs::FileExt;
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
 
-/// A writer into a file from its beginning that makes holes of pages without data.
+/// Writer that fills a file from its beginning and leaves holes for pages of zeros.
 #[derive(Debug)]
 pub(crate) struct SparseWriter<'a> {
     file: &'a File,
     at: u64,
 }
 
-/// A page without data.
+/// Page of zeros.
 static EMPTY_PAGE: [u8; 4096] = [0; 4096];
 
 impl<'a> SparseWriter<'a> {
@@ -22,7 +22,7 @@ impl<'a> SparseWriter<'a> {
         Self { file, at: 0 }
     }
 
-    /// Makes a hole; where the file system has none, zeros.
+    /// Punches a hole; writes zeros if the file system has no holes.
     fn punch(&self, bytes: &[u8]) -> io::Result<()> {
         let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
         let offset = i64::try_from(self.at).map_err(io::Error::other)?;

@@ -1,5 +1,5 @@
-//! Locking without poison. Every lock of this crate guards data that is valid between any two statements, and the work
-//! of a panicked thread fails by other means.
+//! Locks that ignore poisoning. Every lock of this crate guards data that is valid between any two statements, and the
+//! failure of a panicked thread is reported by other means.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;

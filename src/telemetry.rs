@@ -1,7 +1,7 @@
-//! Logs: `tracing` events to stderr, each one line that begins with `ckpt-run:`.
+//! Log output: `tracing` events on stderr, each one line that begins with `ckpt-run:`.
 //!
-//! The job's own lines go to the same place. A line of ckpt-run never begins in the middle of a line of the job: the
-//! code that delivers the job's lines writes ckpt-run's between them.
+//! The job's own lines may go to the same stderr. The code that delivers the job's lines also writes ckpt-run's, so a
+//! log line never starts in the middle of a line of the job.
 
 use std::fmt::{self, Write as _};
 use std::fs::File;
@@ -17,14 +17,14 @@ use tracing_subscriber::registry::LookupSpan;
 
 use crate::printable::{Keep, escaped};
 
-/// A function that writes a line of ckpt-run to stderr, separate from the job's lines that go to the same place.
+/// Function that writes a log line to stderr, on a line of its own between the job's lines.
 type WriteLine = Box<dyn Fn(&str) + Send + Sync>;
 
 static WRITE_LINE: OnceLock<WriteLine> = OnceLock::new();
-/// The file that receives the lines instead of stderr.
+/// File that receives the log lines instead of stderr.
 static APART: OnceLock<File> = OnceLock::new();
 
-/// Sends the logs of this crate at `level` (a word of `tracing`) and above to stderr.
+/// Sends the logs of this crate at `level` (a level name of `tracing`) and above to stderr.
 ///
 /// A second call has no effect.
 pub fn to_stderr(level: &str) {
@@ -37,8 +37,8 @@ pub fn to_stderr(level: &str) {
         .try_init();
 }
 
-/// Sends the logs to a file instead of stderr. Stderr then belongs to the job alone, and a restore can truncate its
-/// content. Must be called before a run.
+/// Sends the logs to a file instead of stderr. Stderr then holds the job's output only, so a restore can truncate it.
+/// Must be called before a run.
 pub fn to_file(file: File) {
     let _ = APART.set(file);
 }
@@ -48,13 +48,13 @@ pub(crate) fn is_apart() -> bool {
     APART.get().is_some()
 }
 
-/// Makes `write` write every line of the logs, including its line end. `write` knows the job's output to the same
-/// place; ckpt-run's progress display belongs there too. Can be called once per process.
+/// Routes every log line, including its line end, through `write`. `write` also delivers the job's output to the same
+/// place and shows ckpt-run's progress display. Can be called once per process.
 pub fn share_lines_with(write: impl Fn(&str) + Send + Sync + 'static) {
     let _ = WRITE_LINE.set(Box::new(write));
 }
 
-/// The writer of the log lines, one at a time.
+/// Writer of the log lines, one at a time.
 struct Lines;
 
 impl io::Write for Lines {
@@ -98,7 +98,7 @@ where
     }
 }
 
-/// The text of an event: the message, then the fields as ` name=value`.
+/// Text of an event: the message, then the fields as ` name=value`.
 #[derive(Default)]
 struct Text {
     message: String,

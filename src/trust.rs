@@ -1,15 +1,15 @@
-//! Users whom this process trusts with what it reads and runs.
+//! Users that may control the files and programs used by this process.
 
 use nix::unistd::{Gid, Group, Uid, User, geteuid};
 
-/// Variable by which sudo names who called it. Who may run ckpt-run by sudo may run everything.
+/// Variable in which sudo stores the calling user. A user who may run ckpt-run by sudo may run everything.
 const SUDO_VARIABLE: &str = "SUDO_UID";
 
-/// Who this process acts for.
+/// User on whose behalf this process acts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ActingFor {
     pub user: u32,
-    /// Who became root by sudo.
+    /// User who became root by sudo.
     pub caller: Option<u32>,
 }
 
@@ -25,14 +25,14 @@ impl ActingFor {
         }
     }
 
-    /// Returns true if a user may decide what this process runs.
+    /// Returns true if a user may choose the programs that this process runs.
     pub fn is_trusted(self, user: u32) -> bool {
         user == 0 || user == self.user || self.caller == Some(user)
     }
 }
 
-/// Returns true if a group is its owner's own, as most systems make one for each user: it has the owner's name and no other
-/// member. Then a file that it may write to is as good as one that only the owner may write to.
+/// Returns true if a group is its owner's private group, which most systems create for each user: it has the owner's
+/// name and no other member. A file writable for this group is as safe as one writable for its owner alone.
 pub(crate) fn is_private_group(group: u32, owner: u32) -> bool {
     let (Ok(Some(group)), Ok(Some(owner))) = (
         Group::from_gid(Gid::from_raw(group)),
