@@ -1,103 +1,69 @@
-//! The event loop: one task owns the state of the run, and everything else sends it events.
+//! The event loop: it waits for messages and timers, has the machine decide, and carries out the actions.
 //!
 //! ```text
-//!            start                  snapshot (a thread of its own)
-//!  Starting ───────▶ Running ◀────────────────────┐
-//!                      │  └──────────────────────▶┘
-//!                      │ the job ended, or was killed
-//!                      ▼
-//!                   Ending ── gone, output delivered ──▶ decide
-//!                      ▲                                   │ restore        │ give up,
-//!                      │ failed                            ▼                ▼ finished
-//!                  Restoring ◀── Waiting (backoff) ◀───────┘              exit
-//!                      └─────▶ Running
+//! signals, clients, threads ─ Message ─▶ inbox ─ Event ─▶ decide::Machine ─ Action ─▶ Effects ─▶ threads, processes
+//!                                                              └───────── Notice ─▶ Observers
 //! ```
-//!
-//! Policies are pure functions in `restart` and `schedule`; blocking work is in
-//! `snapshot` and `restore`, on threads that report back with an event.
 
-use std::collections::BTreeSet;
-use std::sync::{Arc, MutexGuard};
-use std::time::{Duration, Instant};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
 
-use tokio::sync::mpsc::{Receiver, Sender, channel};
+use tokio::sync::mpsc::{Receiver, channel};
 
 use super::control::server;
+use super::decide::action::Action;
+use super::decide::event::{Event, Now, Signal};
+use super::decide::machine::Machine;
+use super::decide::stage::Beginning;
+use super::effects::acts::{Effects, Outcome};
+use super::effects::signals;
 use super::error::{RunError, system};
-use super::event::{EVENTS_MAX, Event, Timer};
-use super::handlers::background::Background;
-use super::handlers::failed_restores::RestoreProgress;
-use super::handlers::signals;
-use super::observers::journal::Journal;
-use super::observers::keyboard::Keyboard;
-use super::observers::metrics::Metrics;
-use super::observers::progress_line::ProgressLine;
-use super::observers::run_phase::State;
-use super::policy::restart::Budget;
-use super::policy::restart::Stopping;
-use super::policy::schedule::{Now, Schedule, Snapshotted as LastSnapshot};
-use super::stage::{Beginning, PendingSnapshot, Running, Stage, UnpauseReply};
+use super::hang::watchdog::HangWatch;
+use super::inbox::{MESSAGES_MAX, Message};
+use super::notice::Notice;
+use super::observers::fan_out::Observers;
+use super::observers::keyboard;
+use super::observers::run_status::{RunFacts, Status};
+use super::policy::schedule::Now as Moment;
 use crate::clock;
-use crate::gpu::resident::Standby;
-use crate::history;
-use crate::run::image_facts::Trigger;
+use crate::job::Key;
+use crate::run::format::chain;
 use crate::run::machine;
 use crate::run::run_context::RunContext;
-use crate::run::run_state::RunState;
+use crate::run::run_state::{Progress, RunState};
 use crate::run::running_job::SharedStreams;
-use crate::run::streams::Streams;
-use crate::sandbox::{self};
-use crate::snapshot::take_snapshot::Afterwards;
-use crate::store::ImageId;
-use crate::sync::locked;
 
-/// The state of a run. Lives on the main thread.
+/// Time for the last hook's message, after the hook's own time.
+const MESSAGE_LIMIT: Duration = Duration::from_secs(5);
+
+/// The loop of a run. Lives on the main thread.
 pub(super) struct Supervisor {
-    pub context: Arc<RunContext>,
-    /// The copiers of the next snapshot and the next restore.
-    pub standby: Arc<Standby>,
-    pub streams: SharedStreams,
-    pub state: RunState,
-    pub stage: Stage,
-    pub stopping: Stopping,
-    pub wanted: Option<PendingSnapshot>,
-    /// The client that has unpaused a job that is being restored.
-    pub unpausing: Option<UnpauseReply>,
-    pub budget: Budget,
-    /// Images that could not be restored here and now, though they may be good.
-    pub refused: BTreeSet<ImageId>,
-    /// The one to go on from, and no other, until the job is back.
-    pub chosen: Option<ImageId>,
-    /// Images whose restore is not tried once more: it was.
-    pub retried: BTreeSet<ImageId>,
-    /// The image that the job was last restored from; `None` if it was started.
-    pub restored_from: Option<ImageId>,
-    pub restore: RestoreProgress,
-    pub last: LastSnapshot,
-    pub exit: Option<u8>,
-    pub events: Sender<Event>,
-    pub journal: Journal,
-    pub metrics: Metrics,
-    /// Number of the present sandbox; news from an older one is dropped.
-    pub serial: u64,
-    arrivals: Receiver<Event>,
-    asking: server::Asking,
-    pub schedule: Schedule,
-    pub background: Background,
-    /// Since when the state is what it is.
-    pub since: (State, Now),
-    /// A stop by the terminal that waits for the end of a snapshot.
-    pub suspend_wanted: bool,
-    /// The caller's terminal.
-    pub keyboard: Keyboard,
-    /// The progress line on the terminal.
-    pub display: Option<ProgressLine>,
+    context: Arc<RunContext>,
+    machine: Machine,
+    effects: Effects,
+    observers: Observers,
+    /// The watch for signs of a hang, if any is configured.
+    watch: Option<HangWatch>,
+    inbox: Receiver<Message>,
+    clients: server::Asking,
+    exit: Option<u8>,
 }
 
-pub(super) fn now() -> Now {
-    Now {
+fn moment() -> Moment {
+    Moment {
         monotonic: clock::now(),
         unix_ms: clock::unix_ms(),
+    }
+}
+
+fn now(context: &RunContext) -> Now {
+    let images = context.store.images().inspect_err(|error| {
+        tracing::warn!("cannot look for images: {}", chain(error));
+    });
+    Now {
+        at: moment(),
+        images,
     }
 }
 
@@ -108,225 +74,255 @@ impl Supervisor {
         streams: SharedStreams,
         state: RunState,
     ) -> Result<Self, RunError> {
-        let (events, arrivals) = channel(EVENTS_MAX);
-        signals::watch(&events).map_err(system("watch for signals"))?;
-        let asking = server::listen(context.store.path(), events.clone())
+        let (sender, inbox) = channel(MESSAGES_MAX);
+        signals::watch(&sender).map_err(system("watch for signals"))?;
+        let clients = server::listen(context.store.path(), sender.clone())
             .map_err(system("listen on the control socket"))?;
-        let journal = Journal::open(
-            context.store.path(),
-            context.config.log.events.as_ref(),
-            state.started_unix_ms,
-        );
-        let metrics = Metrics::start(&context.config.metrics, &events);
-        let keyboard = Keyboard::attach(&streams, &events);
-        let display = {
-            let streams = locked(&streams);
-            ProgressLine::start(context.config.log.progress, &streams, &context.ongoing)
-        };
-        let schedule = Schedule::new(&context.config.snapshot, jiff::tz::TimeZone::system());
-        let background = Background::new(&context, &state, &streams, &events)?;
+        let random = clock::random().map_err(system("get random bytes"))?;
+        let (seed, _) = random.split_first_chunk().unwrap_or((&[0; 8], &[]));
+        let seed = u64::from_le_bytes(*seed);
+        let observers = Observers::new(&context, &state, &streams, &sender, moment());
+        let watch = HangWatch::new(&context.config.hang, &context.directory, &streams, &sender);
+        let machine = Machine::new(context.config.clone(), state, seed, now(&context));
         Ok(Self {
+            effects: Effects::new(Arc::clone(&context), streams, sender),
             context,
-            standby: Arc::default(),
-            streams,
-            state,
-            stage: Stage::Idle,
-            stopping: Stopping::No,
-            wanted: None,
-            unpausing: None,
-            budget: Budget::default(),
-            refused: BTreeSet::new(),
-            chosen: None,
-            retried: BTreeSet::new(),
-            restored_from: None,
-            restore: RestoreProgress::default(),
-            last: LastSnapshot::not_yet(now()),
+            machine,
+            observers,
+            watch,
+            inbox,
+            clients,
             exit: None,
-            events,
-            journal,
-            metrics,
-            serial: 0,
-            arrivals,
-            asking,
-            schedule,
-            background,
-            since: (State::Starting, now()),
-            suspend_wanted: false,
-            keyboard,
-            display,
         })
     }
 
     /// Runs until there is an exit code.
     pub async fn run(&mut self, beginning: Beginning) -> Result<u8, RunError> {
-        self.tell_opened();
+        let command = self.machine.state().command.shown();
+        self.notify(&Notice::Opened { command });
         let result = self.run_to_exit(beginning).await;
-        if let Err(error) = &result {
-            self.on_error(error);
-        }
+        self.machine.close();
         self.finish_hooks().await;
-        self.tell_ended(&result);
+        self.report_end(&result);
         server::remove(self.context.store.path());
-        // Who asked too late hears that the run has ended.
-        self.arrivals.close();
-        while self.arrivals.try_recv().is_ok() {}
-        self.unpausing = None;
-        self.asking.end().await;
+        // Clients that asked too late learn that the run has ended.
+        self.inbox.close();
+        while self.inbox.try_recv().is_ok() {}
+        self.clients.end().await;
         result
     }
 
     async fn run_to_exit(&mut self, beginning: Beginning) -> Result<u8, RunError> {
-        self.adapt_interval();
-        self.tell_systemd(false);
-        match beginning {
-            Beginning::Start => self.start()?,
-            Beginning::Restore => self.resume_run()?,
-            Beginning::RestoreThis(id) => self.restore_this(id)?,
-        }
-        self.note_state();
-        self.attend()?;
+        self.observers.observe(&self.machine.situation(), moment());
+        self.handle(Event::Begin(beginning))?;
         loop {
+            self.attend();
             if let Some(code) = self.exit {
-                self.tell_systemd(false);
                 return Ok(code);
             }
-            let event = self.next_event().await;
-            self.handle(event)?;
-            self.note_state();
-            self.attend_keyboard();
-            self.attend()?;
+            self.step().await?;
         }
     }
 
-    async fn next_event(&mut self) -> Event {
-        match self.next_timer() {
-            None => self.arrivals.recv().await.unwrap_or(Event::Drained),
-            Some((wait, timer)) => tokio::select! {
-                event = self.arrivals.recv() => event.unwrap_or(Event::Drained),
-                () = tokio::time::sleep(wait) => Event::Timer(timer),
+    /// Waits for a message or a timer, and handles it.
+    async fn step(&mut self) -> Result<(), RunError> {
+        let timer = self.machine.next_timer(moment());
+        let look = self.next_look();
+        let wait = timer.map(|(wait, _)| wait).into_iter().chain(look).min();
+        match self.next_message(wait).await {
+            Some(message) => self.receive(message),
+            None => match timer.filter(|(due, _)| Some(*due) == wait) {
+                Some((_, timer)) => self.handle(Event::Timer(timer)),
+                None => Ok(()), // something to attend to
             },
         }
     }
 
-    /// Returns the next event, without timers; `None` if none arrives within this time.
-    pub async fn next_event_within(&mut self, limit: Duration) -> Option<Event> {
-        let next = tokio::time::timeout(limit, self.arrivals.recv());
-        next.await.ok().flatten()
+    /// Returns the next message; `None` if none arrives within this time.
+    async fn next_message(&mut self, limit: Option<Duration>) -> Option<Message> {
+        match limit {
+            Some(limit) => {
+                let next = tokio::time::timeout(limit, self.inbox.recv());
+                next.await.ok().flatten()
+            }
+            None => self.inbox.recv().await,
+        }
     }
 
-    /// The timer that runs out first.
-    fn next_timer(&self) -> Option<(Duration, Timer)> {
-        let until = |deadline: Instant| deadline.saturating_duration_since(clock::now());
-        let schedule = match &self.stage {
-            Stage::Running(Running {
-                busy: None,
-                pause: None,
-                ended: None,
-                ..
-            }) if !self.is_suspect() => self.schedule_now().1,
-            _ => None,
-        };
-        // What is wanted then waits for no schedule.
-        let leaving = match &self.stage {
-            Stage::Running(running) if running.ended.is_none() => running.leaving_for(),
-            _ => None,
-        };
-        let backoff = match &self.stage {
-            Stage::Waiting {
-                until: deadline, ..
-            } => deadline.map(until),
-            _ => None,
-        };
-        let grace = match self.stopping {
-            Stopping::Until(deadline) => Some(until(deadline)),
-            Stopping::No | Stopping::ByTheJob(_) | Stopping::WhenSaved => None,
-        };
+    /// Returns the time until [`Supervisor::attend`] has something to do.
+    fn next_look(&self) -> Option<Duration> {
+        let computes = self.machine.is_computing();
+        let watch = self.watch.as_ref().filter(|_| computes);
         [
-            (schedule.filter(|_| leaving.is_none()), Timer::Schedule),
-            (leaving, Timer::Left),
-            (backoff, Timer::Backoff),
-            (grace, Timer::Grace),
-            (self.keyboard.next_look(), Timer::Foreground),
-            (self.operation_wait(), Timer::Background),
+            watch.and_then(HangWatch::next_sample),
+            self.observers.systemd.wait(),
+            self.effects.next_look(),
         ]
         .into_iter()
-        .filter_map(|(wait, timer)| Some((wait?, timer)))
-        .min_by_key(|(wait, _)| *wait)
+        .flatten()
+        .min()
     }
 
+    fn receive(&mut self, message: Message) -> Result<(), RunError> {
+        let event = match message {
+            Message::Event(event) => Some(event),
+            Message::Sandbox(serial, news) => self.effects.sandbox_news(serial, news)?,
+            Message::Typed(Key::Interrupt) => Some(Event::Interrupted),
+            Message::Typed(Key::Suspend) => {
+                keyboard::suspend_group();
+                None
+            }
+            Message::Sampled(job, sample) => {
+                let is_present = self.effects.job().is_some_and(|now| Arc::ptr_eq(now, &job));
+                let computed = self.machine.computed(clock::now());
+                let watch = self.watch.as_mut();
+                let sample = sample.filter(|_| is_present);
+                let suspect = watch.and_then(|watch| watch.sampled(sample, computed));
+                suspect.map(Event::Suspected)
+            }
+            Message::StatusRequest(reply) => {
+                // A client that went away needs no answer.
+                drop(reply.send(Box::new(self.status(Status::of))));
+                None
+            }
+            Message::HookEnded(ended) => {
+                self.observers.hooks.ended();
+                self.notify(&Notice::HookEnded(ended));
+                None
+            }
+            Message::BeforeSnapshotEnded(ended) => {
+                self.notify(&Notice::HookEnded(ended));
+                None
+            }
+        };
+        event.map_or(Ok(()), |event| self.handle(event))
+    }
+
+    /// Has the machine decide about an event, and about those that its actions produce at once.
     fn handle(&mut self, event: Event) -> Result<(), RunError> {
-        match event {
-            Event::Signal(signal) => self.signal(signal),
-            Event::Typed(key) => {
-                self.typed(key);
-                Ok(())
+        let ends_large_work = event.ends_large_work();
+        let mut events = VecDeque::from([event]);
+        while let Some(event) = events.pop_front() {
+            for action in self.machine.on(event, now(&self.context)) {
+                events.extend(self.perform(action)?);
             }
-            Event::SnapshotRequest(Afterwards::Stop, reply) => self.stop_asked(reply),
-            Event::SnapshotRequest(afterwards, reply) => {
-                self.want(Trigger::Request, afterwards, Some(reply))
-            }
-            Event::UnpauseRequest(reply) => self.unpause(reply),
-            Event::StatusRequest(reply) => {
-                let _ = reply.send(Box::new(self.status())); // a client that went away
-                Ok(())
-            }
-            Event::Unpaused(result, reply) => self.unpaused(*result, reply),
-            Event::Sandbox(serial, news) if serial == self.serial => self.sandbox_news(news),
-            // The foreground is looked for after every event.
-            Event::Sandbox(..) | Event::Timer(Timer::Foreground) => Ok(()),
-            Event::Timer(Timer::Left) => self.snapshot_when_idle(),
-            Event::Computing(freeze) => {
-                self.say_computing(freeze);
-                self.tell(history::Event::Computing {
-                    freeze_seconds: freeze.as_secs_f64(),
-                });
-                self.freeze_ended();
-                Ok(())
-            }
-            Event::SnapshotEnded(result) => {
-                let handled = self.snapshot_ended(*result);
-                machine::return_memory();
-                handled
-            }
-            Event::RestoreEnded(result) => {
-                let handled = self.restore_ended(*result);
-                machine::return_memory();
-                handled
-            }
-            Event::Drained => self.all_gone(),
-            Event::Background(news) => {
-                self.news(*news);
-                Ok(())
-            }
-            Event::Timer(Timer::Schedule) => {
-                if self.schedule_now().0.is_some_and(|left| left.is_zero()) {
-                    return self.want(Trigger::Schedule, Afterwards::Continue, None);
+        }
+        if ends_large_work {
+            machine::return_memory();
+        }
+        Ok(())
+    }
+
+    fn perform(&mut self, action: Action) -> Result<Option<Event>, RunError> {
+        match action {
+            Action::Notify(notice) => return Ok(self.notify(&notice)),
+            Action::WatchAnew => {
+                let computed = self.machine.computed(clock::now());
+                if let Some(watch) = &mut self.watch {
+                    watch.begin_anew(computed);
                 }
-                Ok(())
             }
-            Event::Timer(Timer::Backoff) => self.backoff_over(),
-            Event::Timer(Timer::Background) => {
-                self.operation_timer();
-                Ok(())
-            }
-            Event::Timer(Timer::Grace) => self.stop_now("the grace period is over"),
+            Action::Exit(code) => self.exit = Some(code),
+            Action::Fail(error) => return Err(error),
+            action => match self.effects.perform(action, self.machine.state())? {
+                Outcome::None => {}
+                Outcome::Event(event) => return Ok(Some(event)),
+                Outcome::Notice(notice) => return Ok(self.notify(&notice)),
+            },
+        }
+        Ok(None)
+    }
+
+    /// Informs the observers; returns the event that they derive.
+    fn notify(&mut self, notice: &Notice) -> Option<Event> {
+        let run = self.machine.state().started_unix_ms;
+        self.observers.notice(run, notice);
+        let is_image = matches!(notice, Notice::Snapshot(_));
+        (is_image && self.observers.journal.is_new_ground()).then_some(Event::NewGround)
+    }
+
+    /// Brings everything beside the machine up to date.
+    fn attend(&mut self) {
+        let situation = self.machine.situation();
+        self.effects.attend_keyboard(self.machine.may_read_keys());
+        self.observers.observe(&situation, moment());
+        if let Some((watch, job)) = self.watch.as_mut().zip(self.effects.job())
+            && situation.computes
+        {
+            watch.sample_if_due(job);
         }
     }
 
-    fn sandbox_news(&mut self, news: Option<sandbox::Event>) -> Result<(), RunError> {
-        match news {
-            Some(sandbox::Event::Started(pids)) => self.started(pids),
-            Some(sandbox::Event::NotStarted(errno)) => self.not_started(errno),
-            Some(sandbox::Event::Failed { operation, errno }) => {
-                self.start_failed(operation, errno)
+    /// Makes the status of the run.
+    fn status(&mut self, make: impl FnOnce(&RunFacts<'_>) -> Status) -> Status {
+        let forecast = self.machine.forecast(now(&self.context));
+        let job = self.effects.job().filter(|_| self.machine.is_running());
+        make(&RunFacts {
+            now: moment(),
+            since: self.observers.since,
+            journal: &self.observers.journal,
+            state: self.machine.state(),
+            forecast,
+            job: job.map(|job| (&*job.sandbox, job.pids)),
+            store: self.context.store.path(),
+            ongoing: &self.context.ongoing,
+        })
+    }
+
+    /// Waits for the hooks that were called, each within its time. A SIGTERM or SIGINT ends the wait.
+    async fn finish_hooks(&mut self) {
+        let each = self.context.config.hooks.timeout;
+        let deadline = clock::now() + each * self.observers.hooks.running() + MESSAGE_LIMIT;
+        while self.observers.hooks.running() > 0 {
+            self.attend();
+            let left = deadline.saturating_duration_since(clock::now());
+            let wait = self
+                .observers
+                .systemd
+                .wait()
+                .map_or(left, |due| due.min(left));
+            match self.next_message(Some(wait)).await {
+                Some(Message::HookEnded(ended)) => {
+                    self.observers.hooks.ended();
+                    self.notify(&Notice::HookEnded(ended));
+                }
+                None if wait < left => {}
+                Some(Message::Event(Event::Signal(Signal::Terminate | Signal::Forward(_))))
+                | None => {
+                    tracing::warn!(
+                        "a hook that still runs is left to itself, and those that wait are not run"
+                    );
+                    return;
+                }
+                Some(_) => {}
             }
-            Some(sandbox::Event::JobEnded(ended)) => self.job_ended(ended),
-            Some(sandbox::Event::Ready | sandbox::Event::ToolEnded(_)) => Ok(()),
-            None => self.sandbox_gone(),
         }
     }
 
-    pub fn streams(&self) -> MutexGuard<'_, Streams> {
-        locked(&self.streams)
+    /// Reports the end of the run to the observers, and to the user in a sentence.
+    fn report_end(&mut self, result: &Result<u8, RunError>) {
+        let (how, code) = match (result, self.machine.state().progress) {
+            (Err(error), _) => ("error", error.exit_code()),
+            (Ok(code), Progress::Finished) => ("finished", *code),
+            (Ok(code), Progress::Failed { .. }) => ("failed", *code),
+            (Ok(code), Progress::Saved | Progress::Running) => ("saved", *code),
+        };
+        self.notify(&Notice::Ended { how, code });
+        let status = self.status(|facts| Status::at_end(facts, code));
+        self.observers.metrics.end(&status);
+        if result.is_ok() {
+            let summary = self.observers.journal.account().summary_then();
+            tracing::info!("{}", summary.in_words());
+        }
+    }
+
+    /// Sets the run back to its state `before`, if the chosen image was not restored.
+    pub fn leave_as_it_was(&self, before: Option<&RunState>) {
+        let Some(before) = before.filter(|_| self.machine.has_chosen_image()) else {
+            return;
+        };
+        if let Err(error) = before.save(self.context.store.path()) {
+            tracing::warn!("the run counts as gone back: {}", chain(&error));
+        }
     }
 }

@@ -6,9 +6,9 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
+use super::decide::stage::Beginning;
 use super::error::{RunError, system};
 use super::event_loop::Supervisor;
-use super::stage::Beginning;
 use crate::clock;
 use crate::config::Config;
 use crate::criu::{Criu, Search};

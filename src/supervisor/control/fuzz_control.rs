@@ -9,7 +9,8 @@ use tokio::sync::mpsc::channel;
 
 use super::server::{Answer, converse};
 use crate::store::ImageId;
-use crate::supervisor::event::Event;
+use crate::supervisor::decide::event::Event;
+use crate::supervisor::inbox::Message;
 
 thread_local! {
     static RUNTIME: Runtime = Builder::new_current_thread().enable_all().build().unwrap();
@@ -29,15 +30,15 @@ async fn conversation(bytes: &[u8]) -> bool {
     let (sender, mut receiver) = channel(1);
     let supervisor = async {
         match receiver.recv().await {
-            Some(Event::SnapshotRequest(_, reply)) => {
+            Some(Message::Event(Event::SnapshotRequest(_, reply))) => {
                 reply.send(Ok(ImageId::new(1).unwrap())).unwrap();
                 true
             }
-            Some(Event::UnpauseRequest(reply)) => {
+            Some(Message::Event(Event::UnpauseRequest(reply))) => {
                 reply.send(Ok(())).unwrap();
                 true
             }
-            Some(Event::StatusRequest(reply)) => {
+            Some(Message::StatusRequest(reply)) => {
                 reply.send(Box::default()).unwrap();
                 true
             }

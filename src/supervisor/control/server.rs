@@ -23,7 +23,8 @@ use crate::run::environment::{SOCKET, socket_path};
 use crate::snapshot::paused::StillPaused;
 use crate::snapshot::take_snapshot::Afterwards;
 use crate::store::ImageId;
-use crate::supervisor::event::Event;
+use crate::supervisor::decide::event::Event;
+use crate::supervisor::inbox::Message;
 use crate::supervisor::observers::run_status::Status;
 
 /// Longest request.
@@ -74,7 +75,7 @@ impl Asking {
 }
 
 /// Listens on the store's control socket. The caller holds the store's lock, so an old socket is a dead one.
-pub(crate) fn listen(store: &Path, events: Sender<Event>) -> io::Result<Asking> {
+pub(crate) fn listen(store: &Path, inbox: Sender<Message>) -> io::Result<Asking> {
     let listener = with_short_path(store, |path| {
         match fs::remove_file(path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -91,7 +92,7 @@ pub(crate) fn listen(store: &Path, events: Sender<Event>) -> io::Result<Asking> 
         loop {
             match listener.accept().await {
                 Ok((connection, _)) => {
-                    tokio::spawn(answer(connection, events.clone(), clients.clone()));
+                    tokio::spawn(answer(connection, inbox.clone(), clients.clone()));
                 }
                 // Out of descriptors, as a rule: somebody gives some back.
                 Err(error) => {
@@ -110,9 +111,9 @@ pub(crate) fn remove(store: &Path) {
     let _ = fs::remove_file(socket_path(store));
 }
 
-async fn answer(connection: UnixStream, events: Sender<Event>, clients: watch::Sender<usize>) {
+async fn answer(connection: UnixStream, inbox: Sender<Message>, clients: watch::Sender<usize>) {
     // A client that went away needs no answer.
-    if let Ok(Connection::UntilTheEnd(writer)) = converse(connection, events, &clients).await {
+    if let Ok(Connection::UntilTheEnd(writer)) = converse(connection, inbox, &clients).await {
         // Closed when the event loop is dropped, after the supervisor.
         future::pending::<()>().await;
         drop(writer);
@@ -129,7 +130,7 @@ pub(super) enum Connection {
 
 pub(super) async fn converse(
     connection: UnixStream,
-    events: Sender<Event>,
+    inbox: Sender<Message>,
     clients: &watch::Sender<usize>,
 ) -> io::Result<Connection> {
     let (reader, mut writer) = connection.into_split();
@@ -141,7 +142,7 @@ pub(super) async fn converse(
     clients.send_modify(|clients| *clients += 1);
     let answer = match request {
         Err(error) => Answer::Failed(format!("understand the request: {error}")),
-        Ok(request) => answered(request, &events).await,
+        Ok(request) => answered(request, &inbox).await,
     };
     let written = write(&mut writer, &answer).await;
     clients.send_modify(|clients| *clients -= 1);
@@ -162,17 +163,17 @@ async fn write(writer: &mut OwnedWriteHalf, answer: &Answer) -> io::Result<()> {
     writer.write_all(&text).await
 }
 
-async fn answered(request: Request, events: &Sender<Event>) -> Answer {
+async fn answered(request: Request, inbox: &Sender<Message>) -> Answer {
     let afterwards = match request {
         Request::Snapshot => Afterwards::Continue,
         Request::Pause => Afterwards::Pause,
         Request::Stop => Afterwards::Stop,
         Request::Status => {
-            let status = asked(events, Event::StatusRequest).await;
+            let status = asked(inbox, Message::StatusRequest).await;
             return status.map_or_else(ended, Answer::Status);
         }
         Request::Unpause => {
-            return match asked(events, Event::UnpauseRequest).await {
+            return match asked(inbox, |reply| Message::Event(Event::UnpauseRequest(reply))).await {
                 Some(Ok(())) => Answer::Done,
                 Some(Err(StillPaused::NoRoom(reason))) => Answer::Later(reason),
                 Some(Err(StillPaused::Failed(reason))) => Answer::Failed(reason),
@@ -180,7 +181,11 @@ async fn answered(request: Request, events: &Sender<Event>) -> Answer {
             };
         }
     };
-    match asked(events, |reply| Event::SnapshotRequest(afterwards, reply)).await {
+    match asked(inbox, |reply| {
+        Message::Event(Event::SnapshotRequest(afterwards, reply))
+    })
+    .await
+    {
         Some(Ok(id)) => Answer::Image(id),
         Some(Err(reason)) => Answer::Failed(reason),
         None => ended(),
@@ -189,11 +194,11 @@ async fn answered(request: Request, events: &Sender<Event>) -> Answer {
 
 /// Asks the loop; `None` when the run ends before it answers.
 async fn asked<T>(
-    events: &Sender<Event>,
-    event: impl FnOnce(oneshot::Sender<T>) -> Event,
+    inbox: &Sender<Message>,
+    message: impl FnOnce(oneshot::Sender<T>) -> Message,
 ) -> Option<T> {
     let (reply, replied) = oneshot::channel();
-    events.send(event(reply)).await.ok()?;
+    inbox.send(message(reply)).await.ok()?;
     replied.await.ok()
 }
 

@@ -15,8 +15,7 @@ use crate::clock;
 use crate::cuda::Activity;
 use crate::job;
 use crate::run::running_job::{Job, SharedStreams};
-use crate::supervisor::event::Event;
-use crate::supervisor::handlers::background::News;
+use crate::supervisor::inbox::Message;
 use crate::sync::locked;
 
 /// Sources of a sample.
@@ -27,9 +26,9 @@ pub(crate) struct Source {
 }
 
 /// A thread that takes samples: `/proc` and the driver may be slow.
-pub(crate) fn sampler(source: Source, events: Sender<Event>) -> SyncSender<Arc<Job>> {
+pub(crate) fn sampler(source: Source, inbox: Sender<Message>) -> SyncSender<Arc<Job>> {
     let (asks, asked) = sync_channel(1);
-    let work = move || sample_all(&source, &asked, &events);
+    let work = move || sample_all(&source, &asked, &inbox);
     if let Err(error) = thread::Builder::new()
         .name("samples".to_owned())
         .spawn(work)
@@ -39,7 +38,7 @@ pub(crate) fn sampler(source: Source, events: Sender<Event>) -> SyncSender<Arc<J
     asks
 }
 
-fn sample_all(source: &Source, asked: &Receiver<Arc<Job>>, events: &Sender<Event>) {
+fn sample_all(source: &Source, asked: &Receiver<Arc<Job>>, inbox: &Sender<Message>) {
     let activity = source.gpu.then(Activity::load);
     if let Some(None) = activity {
         tracing::warn!("hang.gpu has no effect: there is no GPU, or no NVML to tell of its work");
@@ -47,11 +46,7 @@ fn sample_all(source: &Source, asked: &Receiver<Arc<Job>>, events: &Sender<Event
     let activity = activity.flatten();
     for job in asked {
         let sample = source.sample(&job, activity.as_ref());
-        let news = News::Sampled(job, sample);
-        if events
-            .blocking_send(Event::Background(Box::new(news)))
-            .is_err()
-        {
+        if inbox.blocking_send(Message::Sampled(job, sample)).is_err() {
             return;
         }
     }

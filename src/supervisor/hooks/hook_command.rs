@@ -20,13 +20,14 @@ use nix::sys::timerfd::TimerFd;
 use super::process_group::HookGroup;
 use crate::clock;
 use crate::config::{HookCommand, Occasion};
-use crate::run::environment::NOT_FOR_THE_JOB;
+use crate::run::environment::{NOT_FOR_THE_JOB, STORE_VARIABLE};
+use crate::run::run_context::RunContext;
 use crate::sandbox;
 
 /// Exit code that calls a snapshot off.
 const VETO: i32 = 75;
 /// Lines of a hook that are shown: a notification says little, and a loop must not fill the log.
-pub(crate) const LINES_MAX: usize = 200;
+const LINES_MAX: usize = 200;
 /// Bytes of a line that are shown at once; the rest are further lines.
 const LINE_BYTES_MAX: usize = 1000;
 /// Bytes read at once.
@@ -43,6 +44,39 @@ pub(crate) struct Call {
     pub directory: PathBuf,
     /// Facts for the hook's environment.
     pub facts: Vec<(&'static str, OsString)>,
+}
+
+impl Call {
+    /// Makes the call of an occasion of this run; `None` if it has no hook.
+    pub fn new(
+        context: &RunContext,
+        run: u64,
+        occasion: Occasion,
+        facts: Vec<(&'static str, OsString)>,
+    ) -> Option<Self> {
+        let settings = &context.config.hooks;
+        let command = occasion.command(settings)?.clone();
+        let mut all = vec![
+            ("CKPT_RUN_HOOK", occasion.as_str().into()),
+            (STORE_VARIABLE, context.store.path().into()),
+            ("CKPT_RUN_JOB", run.to_string().into()),
+        ];
+        all.extend(facts);
+        Some(Self {
+            occasion,
+            command,
+            hook_group: Arc::new(HookGroup::new(settings.timeout)),
+            lines_max: LINES_MAX,
+            directory: context.directory.clone(),
+            facts: all,
+        })
+    }
+
+    /// Runs the hook to its end, and logs the lines that it prints.
+    pub fn run(&self) -> Ended {
+        let name = self.occasion.as_str();
+        run(self, |line| tracing::info!("hook {name}: {line}"))
+    }
 }
 
 /// Outcome of a hook.

@@ -2,20 +2,16 @@
 //! run.
 
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::clock;
 use crate::history::{self, Account, Entry, Event, Log, Phase};
 use crate::job;
-use crate::restore::restore_image::Restored;
 use crate::run::format::chain;
 use crate::run::image_facts;
-use crate::run::run_state::Progress;
 use crate::sandbox::{JobPids, Sandbox};
-use crate::snapshot::take_snapshot::Snapshotted;
-use crate::store::ImageId;
-use crate::supervisor::error::RunError;
-use crate::supervisor::event_loop::Supervisor;
+use crate::supervisor::notice::{AfterSnapshotFailure, Notice};
+use crate::supervisor::policy::crash_progress::CrashProgress;
 use crate::supervisor::policy::restart::ExitStatus;
 
 /// The run's events, in the log and added up.
@@ -24,6 +20,7 @@ pub(crate) struct Journal {
     /// Each with whether it was told that it cannot be written.
     logs: Vec<(Log, bool)>,
     account: Account,
+    crash_progress: CrashProgress,
     /// Time at which the supervisor began, shifted by the time that it was stopped.
     begun: Instant,
 }
@@ -39,6 +36,7 @@ impl Journal {
             account: Some(account)
                 .filter(|account| account.run() == Some(run))
                 .unwrap_or_default(),
+            crash_progress: CrashProgress::default(),
             begun: clock::now(),
         }
     }
@@ -53,12 +51,101 @@ impl Journal {
         (clock::now().saturating_duration_since(self.begun)).as_secs_f64()
     }
 
-    /// The supervisor was stopped for so long, as was the job.
-    pub fn stopped_for(&mut self, time: Duration) {
-        self.begun += time;
+    /// Returns true if the newest image is past the point of the last crash.
+    pub fn is_new_ground(&mut self) -> bool {
+        self.crash_progress.is_passed(self.account.durable())
     }
 
-    fn tell(&mut self, run: u64, event: Event) {
+    /// Records a notice of this run, if it is for the log.
+    pub fn notice(&mut self, run: u64, notice: &Notice) {
+        match notice {
+            Notice::Stopped(time) => self.begun += *time,
+            // A kill from outside says nothing about the place of the job.
+            Notice::Crashed(status) if *status != ExitStatus::Signaled(nix::libc::SIGKILL) => {
+                let (account, now) = (&self.account, self.elapsed());
+                let (place, beyond_image) = (account.progress_at(now), account.at_risk(now));
+                self.crash_progress.crashed(place, beyond_image);
+            }
+            _ => {}
+        }
+        if let Some(event) = self.event_of(notice) {
+            self.append(run, event);
+        }
+    }
+
+    fn event_of(&self, notice: &Notice) -> Option<Event> {
+        Some(match notice {
+            Notice::Opened { command } => Event::Opened {
+                version: env!("CARGO_PKG_VERSION").to_owned(),
+                pid: std::process::id(),
+                command: command.clone(),
+            },
+            Notice::Started { pid, .. } => Event::Started { pid: *pid },
+            Notice::SnapshotBegan(trigger) => Event::SnapshotBegan {
+                trigger: trigger.as_str().to_owned(),
+            },
+            Notice::Computing { freeze, .. } => Event::Computing {
+                freeze_seconds: freeze.as_secs_f64(),
+            },
+            Notice::Snapshot(done) => Event::Snapshot {
+                image: done.id.to_string(),
+                trigger: done.facts.trigger.as_str().to_owned(),
+                freeze_seconds: done.freeze.as_secs_f64(),
+                durable_seconds: done.total.as_secs_f64(),
+                raw_bytes: done.raw_bytes,
+                stored_bytes: done.stored_bytes,
+                phases: phases(&done.facts.phases),
+            },
+            Notice::SnapshotFailed(failure) => Event::SnapshotFailed {
+                kind: failure.kind.to_owned(),
+                reason: failure.reason.clone(),
+                job_goes_on: match failure.then {
+                    AfterSnapshotFailure::Ended | AfterSnapshotFailure::Killed => false,
+                    AfterSnapshotFailure::Vetoed | AfterSnapshotFailure::Continues { .. } => true,
+                },
+            },
+            Notice::Paused(image) => Event::Paused {
+                image: image.to_string(),
+            },
+            Notice::Unpaused(took) => Event::Unpaused {
+                seconds: took.as_secs_f64(),
+            },
+            Notice::Restored { image, restored } => Event::Restored {
+                image: image.to_string(),
+                seconds: restored.total.as_secs_f64(),
+                phases: phases(&restored.phases),
+            },
+            Notice::RestoreFailed { image, reason, .. } => Event::RestoreFailed {
+                image: image.to_string(),
+                reason: reason.clone(),
+            },
+            Notice::Crashed(status) => Event::Crashed {
+                code: status.code(),
+                how: status.to_string(),
+                lost_seconds: self.account.at_risk(self.elapsed()),
+            },
+            Notice::Hung { reason, silent, .. } => Event::Hung {
+                reason: reason.clone(),
+                silent_seconds: silent.as_secs_f64(),
+            },
+            Notice::Interval(chosen) => Event::Interval {
+                seconds: chosen.interval.as_secs_f64(),
+                why: chosen.to_string(),
+            },
+            Notice::HookEnded(ended) => Event::Hook {
+                hook: ended.occasion.as_str().to_owned(),
+                outcome: ended.outcome.as_str().to_owned(),
+                seconds: ended.took.as_secs_f64(),
+            },
+            Notice::Ended { how, code, .. } => Event::Ended {
+                how: (*how).to_owned(),
+                code: *code,
+            },
+            _ => return None,
+        })
+    }
+
+    fn append(&mut self, run: u64, event: Event) {
         let entry = Entry {
             time: clock::timestamp(),
             elapsed: self.elapsed(),
@@ -75,94 +162,6 @@ impl Journal {
                     *told = true;
                 }
             }
-        }
-    }
-}
-
-impl Supervisor {
-    /// Writes down what happened.
-    pub fn tell(&mut self, event: Event) {
-        self.journal.tell(self.state.started_unix_ms, event);
-        self.metrics.news();
-    }
-
-    pub fn tell_opened(&mut self) {
-        self.tell(Event::Opened {
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            pid: std::process::id(),
-            command: self.state.command.shown(),
-        });
-    }
-
-    pub fn tell_started(&mut self, sandbox: &Sandbox, pids: JobPids) {
-        let pid = host_pid(sandbox, pids);
-        self.tell(Event::Started { pid });
-    }
-
-    pub fn tell_snapshot(&mut self, done: &Snapshotted) {
-        self.tell(Event::Snapshot {
-            image: done.id.to_string(),
-            trigger: done.facts.trigger.as_str().to_owned(),
-            freeze_seconds: done.freeze.as_secs_f64(),
-            durable_seconds: done.total.as_secs_f64(),
-            raw_bytes: done.raw_bytes,
-            stored_bytes: done.stored_bytes,
-            phases: phases(&done.facts.phases),
-        });
-    }
-
-    pub fn tell_snapshot_failed(&mut self, kind: &str, reason: &str, job_goes_on: bool) {
-        self.tell(Event::SnapshotFailed {
-            kind: kind.to_owned(),
-            reason: reason.to_owned(),
-            job_goes_on,
-        });
-    }
-
-    /// The job has crashed by itself: what it has to pass is told by the account, which is not told yet.
-    pub fn crashed_here(&mut self) {
-        let (account, now) = (&self.journal.account, self.journal.elapsed());
-        let crash_progress = &mut self.background.crash_progress;
-        crash_progress.crashed(account.progress_at(now), account.at_risk(now));
-    }
-
-    /// Returns true if the last reported image is past the point at which the job crashed.
-    pub fn is_new_ground(&mut self) -> bool {
-        let image = self.journal.account.durable();
-        self.background.crash_progress.is_passed(image)
-    }
-
-    pub fn tell_crashed(&mut self, status: ExitStatus) {
-        let lost_seconds = self.journal.account.at_risk(self.journal.elapsed());
-        self.tell(Event::Crashed {
-            code: status.code(),
-            how: status.to_string(),
-            lost_seconds,
-        });
-    }
-
-    pub fn tell_restored(&mut self, id: ImageId, restored: &Restored) {
-        self.tell(Event::Restored {
-            image: id.to_string(),
-            seconds: restored.total.as_secs_f64(),
-            phases: phases(&restored.phases),
-        });
-    }
-
-    /// The last event, and the run in a sentence for the user.
-    pub fn tell_ended(&mut self, result: &Result<u8, RunError>) {
-        let (how, code) = match (result, self.state.progress) {
-            (Err(error), _) => ("error", error.exit_code()),
-            (Ok(code), Progress::Finished) => ("finished", *code),
-            (Ok(code), Progress::Failed { .. }) => ("failed", *code),
-            (Ok(code), Progress::Saved | Progress::Running) => ("saved", *code),
-        };
-        let how = how.to_owned();
-        self.tell(Event::Ended { how, code });
-        self.metrics.end(&self.status_at_end(code));
-        if result.is_ok() {
-            let summary = self.journal.account.summary_then();
-            tracing::info!("{}", summary.in_words());
         }
     }
 }

@@ -13,12 +13,10 @@ use nix::unistd::{Pid, getpgrp, getpid};
 use procfs::process::Process;
 use tokio::sync::mpsc::Sender;
 
-use crate::job::{CallersTerminal, Key};
+use crate::job::CallersTerminal;
 use crate::run::running_job::SharedStreams;
-use crate::supervisor::event::Event;
-use crate::supervisor::event_loop::Supervisor;
-use crate::supervisor::handlers::signals::is_ignored;
-use crate::supervisor::stage::{Running, Stage};
+use crate::supervisor::effects::signals::is_ignored;
+use crate::supervisor::inbox::Message;
 use crate::sync::locked;
 
 /// Interval of checks for the foreground: a shell that moves a running job there notifies no one.
@@ -38,12 +36,12 @@ pub(crate) struct Keyboard {
 
 impl Keyboard {
     /// Attaches to the terminal of stdin. Keys for ckpt-run become events.
-    pub fn attach(streams: &SharedStreams, events: &Sender<Event>) -> Self {
-        let events = events.clone();
+    pub fn attach(streams: &SharedStreams, inbox: &Sender<Message>) -> Self {
+        let inbox = inbox.clone();
         let streams = locked(streams);
         streams.stdin.on_key(move |key| {
-            // The loop only ends with the run.
-            let _ = events.blocking_send(Event::Typed(key));
+            // The loop ends with the run only.
+            let _ = inbox.blocking_send(Message::Typed(key));
         });
         Self {
             terminal: CallersTerminal::of_stdin(),
@@ -69,8 +67,13 @@ impl Keyboard {
         }
     }
 
-    /// Makes it ours, or not. True when it has just become ours.
-    fn attend(&mut self, by_job: bool) -> bool {
+    /// Returns true if stdin is a terminal.
+    pub fn is_attached(&self) -> bool {
+        self.terminal.is_some()
+    }
+
+    /// Takes the terminal for the job, or gives it back. Returns true if it was just taken.
+    pub fn attend(&mut self, by_job: bool) -> bool {
         let Some(terminal) = &mut self.terminal else {
             return false;
         };
@@ -88,36 +91,13 @@ impl Keyboard {
     }
 }
 
-impl Supervisor {
-    /// Gives the caller's terminal to whom it belongs now.
-    pub fn attend_keyboard(&mut self) {
-        let computes = match &self.stage {
-            Stage::Running(Running { pause, ended, .. }) => pause.is_none() && ended.is_none(),
-            Stage::Idle
-            | Stage::Starting(_)
-            | Stage::Restoring(_)
-            | Stage::Ending(_)
-            | Stage::Waiting { .. } => false,
-        };
-        if self.keyboard.terminal.is_none() {
-            return;
-        }
-        let by_job = computes && self.exit.is_none() && self.streams().job_reads_keys();
-        if self.keyboard.attend(by_job) {
-            self.streams().stdin.resume();
-        }
-    }
-
-    /// Does what a terminal in between would do.
-    pub fn typed(&mut self, key: Key) {
-        match key {
-            Key::Interrupt => self.job_interrupted(),
-            Key::Suspend if is_ignored(Number::SIGTSTP) || !somebody_continues_us() => {
-                tracing::debug!("not stopped: nobody could let us go on");
-            }
-            // To all that the caller's shell started with us; it comes back to us as a signal, and we stop the job.
-            Key::Suspend => drop(kill(Pid::from_raw(0), Number::SIGTSTP)),
-        }
+/// Sends SIGTSTP to the caller's process group, as a terminal would at Ctrl-Z. It arrives here as a signal, which stops
+/// the job. Without a process that continues this one, nothing happens.
+pub(crate) fn suspend_group() {
+    if is_ignored(Number::SIGTSTP) || !somebody_continues_us() {
+        tracing::debug!("not stopped: nobody could let us go on");
+    } else {
+        let _ = kill(Pid::from_raw(0), Number::SIGTSTP); // the group is our own
     }
 }
 

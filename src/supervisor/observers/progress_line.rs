@@ -12,8 +12,6 @@ use crate::job::{Patience, Shown, StatusLine};
 use crate::run::format::seconds;
 use crate::run::progress::Ongoing;
 use crate::run::streams::Streams;
-use crate::supervisor::event_loop::Supervisor;
-use crate::supervisor::stage::{Running, Stage};
 
 /// Time between two drawings: faster than that nobody reads. What takes less is not drawn at all.
 const DRAW_INTERVAL: Duration = Duration::from_millis(200);
@@ -69,26 +67,15 @@ impl Drop for ProgressLine {
     }
 }
 
-impl Supervisor {
-    /// The job of the snapshot under way computes again after `freeze`.
-    pub(crate) fn say_computing(&self, freeze: Duration) {
-        let begun = match &self.stage {
-            Stage::Running(Running { busy, .. }) => busy.as_ref().and_then(|busy| busy.begun),
-            Stage::Idle
-            | Stage::Starting(_)
-            | Stage::Restoring(_)
-            | Stage::Ending(_)
-            | Stage::Waiting { .. } => None,
-        };
-        let took = begun.map_or(freeze, |begun| clock::now() - begun.monotonic);
-        let shown = self.display.as_ref().map(ProgressLine::show);
-        tracing::debug!(freeze = ?freeze, ?shown, "the freeze is over");
-        match shown {
-            None if took > LONG => tell(freeze),
-            Some(Shown::Hidden) => self.context.ongoing.tell_later(freeze),
-            // The line that says it all is next.
-            None | Some(Shown::Drawn | Shown::Over) => {}
-        }
+/// Reports that the job of a snapshot computes again after `freeze`; the snapshot has taken `took` so far.
+pub(crate) fn report_computing(line: Option<&ProgressLine>, freeze: Duration, took: Duration) {
+    let shown = line.map(ProgressLine::show);
+    tracing::debug!(freeze = ?freeze, ?shown, "the freeze is over");
+    match line.zip(shown) {
+        None if took > LONG => tell(freeze),
+        Some((line, Shown::Hidden)) => line.ongoing.tell_later(freeze),
+        // The progress line, or the line about the image, which follows, is enough.
+        None | Some((_, Shown::Drawn | Shown::Over)) => {}
     }
 }
 

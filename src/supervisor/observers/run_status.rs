@@ -6,19 +6,17 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
-use super::journal::host_pid;
+use super::journal::{Journal, host_pid};
 use crate::clock;
 use crate::history::{self, Account, Freeze, Summary};
 use crate::path_text;
 use crate::run::machine;
-use crate::run::progress::WorkProgress;
+use crate::run::progress::{Ongoing, WorkProgress};
 use crate::run::run_state::{Progress, RunState, RunStateError};
+use crate::sandbox::{JobPids, Sandbox};
 use crate::store::Usage;
 use crate::store::usage;
-use crate::supervisor::event_loop::{Supervisor, now};
-use crate::supervisor::policy::restart::restarts_left;
-use crate::supervisor::policy::schedule::{Now, Snapshotted as LastSnapshot};
-use crate::supervisor::stage::{Pause, Running, Stage};
+use crate::supervisor::policy::schedule::Now as Moment;
 
 pub use crate::supervisor::observers::run_phase::State;
 
@@ -102,150 +100,95 @@ impl Status {
     }
 }
 
-impl Supervisor {
-    /// Returns the present status.
-    pub fn status(&self) -> Status {
-        let (now, clock) = (now(), self.journal.elapsed());
-        let account = self.journal.account();
-        let (restarts_used, restarts_left) = self.restarts();
+/// Facts of a supervised run for its status.
+pub(crate) struct RunFacts<'a> {
+    pub now: Moment,
+    /// The state, and the time of its begin.
+    pub since: (State, Moment),
+    pub journal: &'a Journal,
+    pub state: &'a RunState,
+    pub forecast: Forecast,
+    /// The sandbox of the running job, and its first pids.
+    pub job: Option<(&'a Sandbox, JobPids)>,
+    pub store: &'a Path,
+    pub ongoing: &'a Ongoing,
+}
+
+/// The next events of a run, as far as they are known.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Forecast {
+    pub next_snapshot: Option<Duration>,
+    pub interval: Option<Duration>,
+    pub next_restart: Option<Duration>,
+    pub restarts_used: u32,
+    /// `None` if there is no limit.
+    pub restarts_left: Option<u32>,
+}
+
+impl Status {
+    /// Makes the status of a supervised run.
+    pub(crate) fn of(facts: &RunFacts<'_>) -> Self {
+        let RunFacts {
+            now,
+            since: (state, since),
+            journal,
+            forecast,
+            store,
+            ..
+        } = *facts;
+        let (account, clock) = (journal.account(), journal.elapsed());
         let comeback = account.comeback();
-        let next = self.next_snapshot();
-        let since = now
-            .monotonic
-            .saturating_duration_since(self.since.1.monotonic);
-        Status {
-            state: self.since.0,
-            since: Some(clock::timestamp_of(self.since.1.unix_ms)),
-            since_seconds: Some(since.as_secs_f64()),
+        let seconds = |time: Duration| time.as_secs_f64();
+        Self {
+            state,
+            since: Some(clock::timestamp_of(since.unix_ms)),
+            since_seconds: Some(seconds(
+                now.monotonic.saturating_duration_since(since.monotonic),
+            )),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            store: self.context.store.path().to_owned(),
+            store: store.to_owned(),
             pid: Some(std::process::id()),
             uptime_seconds: Some(clock),
             restored: comeback.map(|back| back.time),
             restored_seconds: comeback.map(|back| back.seconds(clock)),
             restored_image: comeback.map(|back| back.image.clone()),
-            job_pid: self.job_pid(),
-            command: beginning(&self.state.command.shown()),
-            run: Some(self.state.started_unix_ms),
-            next_snapshot: next.and_then(|wait| after(now, wait)),
-            next_snapshot_seconds: next.map(|wait| wait.as_secs_f64()),
-            interval_seconds: self.interval(now).map(|time| time.as_secs_f64()),
-            next_restart_seconds: self.next_restart(now).map(|wait| wait.as_secs_f64()),
+            job_pid: facts
+                .job
+                .and_then(|(sandbox, pids)| host_pid(sandbox, pids)),
+            command: beginning(&facts.state.command.shown()),
+            run: Some(facts.state.started_unix_ms),
+            next_snapshot: forecast.next_snapshot.and_then(|wait| after(now, wait)),
+            next_snapshot_seconds: forecast.next_snapshot.map(seconds),
+            interval_seconds: forecast.interval.map(seconds),
+            next_restart_seconds: forecast.next_restart.map(seconds),
             snapshots: account.freezes().cloned().collect(),
             failed_in_a_row: account.failed_in_a_row(),
             work_at_risk_seconds: Some(account.at_risk(clock)),
-            restarts_used: Some(restarts_used),
-            restarts_left,
-            usage: usage(self.context.store.path()).ok(),
-            free_bytes: machine::free_disk(self.context.store.path()).ok(),
-            progress: self.context.ongoing.now(),
+            restarts_used: Some(forecast.restarts_used),
+            restarts_left: forecast.restarts_left,
+            usage: usage(store).ok(),
+            free_bytes: machine::free_disk(store).ok(),
+            progress: facts.ongoing.now(),
             summary: account.summary(clock),
             exit_code: None,
         }
     }
 
-    /// Returns the status at the supervisor's end.
-    pub fn status_at_end(&self, code: u8) -> Status {
-        let state = match self.state.progress {
+    /// Makes the status of a run at its end.
+    pub(crate) fn at_end(facts: &RunFacts<'_>, code: u8) -> Self {
+        let state = match facts.state.progress {
             Progress::Running => State::Error,
             Progress::Saved => State::Saved,
             Progress::Finished => State::Finished,
             Progress::Failed { .. } => State::Failed,
         };
-        Status {
+        Self {
             state,
             exit_code: Some(code),
             work_at_risk_seconds: None,
             next_snapshot: None,
-            ..self.status()
+            ..Self::of(facts)
         }
-    }
-
-    /// Remembers when the state has changed.
-    pub fn note_state(&mut self) {
-        let state = self.present_state();
-        if state != self.since.0 {
-            self.since = (state, now());
-        }
-    }
-
-    fn present_state(&self) -> State {
-        match &self.stage {
-            Stage::Starting(_) => State::Starting,
-            Stage::Running(Running { ended: Some(_), .. } | Running { gone: true, .. }) => {
-                State::Ending
-            }
-            Stage::Running(Running { busy: Some(_), .. }) => State::Snapshotting,
-            Stage::Running(Running {
-                pause: Some(Pause::Paused(..) | Pause::Ending(_)),
-                ..
-            })
-            | Stage::Waiting { until: None, .. } => State::Paused,
-            Stage::Running(_) => State::Running,
-            Stage::Restoring(_) => State::Restoring,
-            Stage::Waiting { until: Some(_), .. } => State::Waiting,
-            Stage::Ending(_) | Stage::Idle => State::Ending,
-        }
-    }
-
-    fn job_pid(&self) -> Option<i32> {
-        match &self.stage {
-            Stage::Running(running) => host_pid(&running.job.sandbox, running.job.pids),
-            Stage::Idle
-            | Stage::Starting(_)
-            | Stage::Restoring(_)
-            | Stage::Ending(_)
-            | Stage::Waiting { .. } => None,
-        }
-    }
-
-    fn next_snapshot(&self) -> Option<Duration> {
-        match self.since.0 {
-            State::Running => self.schedule_now().0,
-            State::Starting
-            | State::Snapshotting
-            | State::Paused
-            | State::Restoring
-            | State::Waiting
-            | State::Ending
-            | State::Finished
-            | State::Saved
-            | State::Failed
-            | State::Killed
-            | State::Error
-            | State::None => None,
-        }
-    }
-
-    /// Returns the time from the next scheduled snapshot to the one after it, if it took no time.
-    fn interval(&self, now: Now) -> Option<Duration> {
-        let wait = self.schedule.next(LastSnapshot::not_yet(now), now)?;
-        let ms = u64::try_from(wait.as_millis()).ok()?;
-        let then = Now {
-            monotonic: now.monotonic.checked_add(wait)?,
-            unix_ms: now.unix_ms.checked_add(ms)?,
-        };
-        self.schedule.next(LastSnapshot::not_yet(then), then)
-    }
-
-    fn next_restart(&self, now: Now) -> Option<Duration> {
-        match self.stage {
-            Stage::Waiting { until, .. } => {
-                until.map(|until| until.saturating_duration_since(now.monotonic))
-            }
-            Stage::Idle
-            | Stage::Starting(_)
-            | Stage::Running(_)
-            | Stage::Restoring(_)
-            | Stage::Ending(_) => None,
-        }
-    }
-
-    /// Used and left.
-    fn restarts(&self) -> (u32, Option<u32>) {
-        let (rules, images) = (&self.context.config.restart, self.images_to_restore());
-        let left = restarts_left(rules, self.budget, images);
-        (self.budget.restarts, left)
     }
 }
 
@@ -287,7 +230,7 @@ pub fn status_of_store(store: &Path) -> Result<Status, StatusError> {
     })
 }
 
-fn after(now: Now, wait: Duration) -> Option<Timestamp> {
+fn after(now: Moment, wait: Duration) -> Option<Timestamp> {
     let wait = SignedDuration::try_from(wait).ok()?;
     clock::timestamp_of(now.unix_ms).checked_add(wait).ok()
 }

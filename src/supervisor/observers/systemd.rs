@@ -9,9 +9,7 @@ use sd_notify::NotifyState;
 
 use crate::clock;
 use crate::store::ImageId;
-use crate::supervisor::event_loop::Supervisor;
-use crate::supervisor::policy::restart::Stopping;
-use crate::supervisor::stage::{AfterEnd, Pause, Running, Stage};
+use crate::supervisor::notice::{Notice, Situation};
 
 /// Interval of requests for more time. A loop that hangs for the requested time is to be killed.
 const EXTEND_PERIOD: Duration = Duration::from_secs(10);
@@ -49,9 +47,13 @@ impl SystemdNotifier {
         }
     }
 
-    /// The newest image, for people.
-    pub fn image(&mut self, id: ImageId) {
-        self.image = Some(id);
+    /// Notes the newest image, for the status text.
+    pub fn notice(&mut self, notice: &Notice) {
+        match notice {
+            Notice::Snapshot(done) => self.image = Some(done.id),
+            Notice::Restored { image, .. } => self.image = Some(*image),
+            _ => {}
+        }
     }
 
     /// Time until there is something to say by itself.
@@ -72,8 +74,8 @@ impl SystemdNotifier {
         }
     }
 
-    /// Says what has changed, and what is due.
-    fn tell(&mut self, state: &State) {
+    /// Sends what has changed, and what is due.
+    pub fn observe(&mut self, state: &Situation) {
         if !self.on {
             return;
         }
@@ -96,83 +98,16 @@ impl SystemdNotifier {
             states.push(NotifyState::ExtendTimeoutUsec(micros));
             self.next_extension = Some(now + EXTEND_PERIOD);
         }
-        if state.status != self.status {
-            self.status.clone_from(&state.status);
-            states.push(NotifyState::Status(&state.status));
+        let status = state.words.clone().unwrap_or_else(|| {
+            self.image.map_or_else(
+                || "computing, no image yet".to_owned(),
+                |image| format!("computing, newest image {image}"),
+            )
+        });
+        if status != self.status {
+            self.status = status;
+            states.push(NotifyState::Status(&self.status));
         }
         Self::say(&states);
-    }
-}
-
-/// The notified state of a run.
-struct State {
-    /// The job computes.
-    computes: bool,
-    /// The run will end, whatever happens.
-    ends: bool,
-    /// True if the work under way may take any time.
-    is_slow: bool,
-    status: String,
-}
-
-impl Supervisor {
-    /// Tells systemd what it does not know yet.
-    pub fn tell_systemd(&mut self, computes: bool) {
-        if !self.background.notifier.on {
-            return;
-        }
-        let image = self.background.notifier.image;
-        let state = State {
-            computes,
-            ends: self.will_end(),
-            is_slow: self.is_slow(),
-            status: status(&self.stage, self.stopping, image),
-        };
-        self.background.notifier.tell(&state);
-    }
-
-    fn will_end(&self) -> bool {
-        let by_us = matches!(self.stage, Stage::Ending(AfterEnd::Exit(..)));
-        self.exit.is_some() || by_us || matches!(self.stopping, Stopping::Until(_))
-    }
-
-    /// A start, a restore, or the last snapshot and what follows it.
-    fn is_slow(&self) -> bool {
-        let stops = match self.stopping {
-            Stopping::No | Stopping::ByTheJob(_) => false,
-            Stopping::WhenSaved | Stopping::Until(_) => true,
-        };
-        stops
-            || self.exit.is_some()
-            || match &self.stage {
-                Stage::Idle | Stage::Starting(_) | Stage::Restoring(_) | Stage::Ending(_) => true,
-                Stage::Running(_) | Stage::Waiting { .. } => false,
-            }
-    }
-}
-
-/// The run in a few words.
-fn status(stage: &Stage, stopping: Stopping, image: Option<ImageId>) -> String {
-    match stage {
-        Stage::Idle => "looking for images".to_owned(),
-        Stage::Starting(_) => "starting the job".to_owned(),
-        Stage::Restoring(restoring) => format!("restoring image {}", restoring.id),
-        Stage::Ending(_) => "the job has ended".to_owned(),
-        Stage::Waiting { until: None, .. } => "paused; the job is restored then".to_owned(),
-        Stage::Waiting { until: Some(_), .. } => "waiting before the job is restored".to_owned(),
-        Stage::Running(Running {
-            pause: Some(pause), ..
-        }) => match pause {
-            Pause::Paused(image, _) => format!("paused at image {image}"),
-            Pause::Ending(image) => format!("going on from image {image}"),
-        },
-        Stage::Running(Running { busy: Some(_), .. }) => match stopping {
-            Stopping::WhenSaved | Stopping::Until(_) => "taking the last snapshot".to_owned(),
-            Stopping::No | Stopping::ByTheJob(_) => "computing, a snapshot is taken".to_owned(),
-        },
-        Stage::Running(_) => image.map_or_else(
-            || "computing, no image yet".to_owned(),
-            |image| format!("computing, newest image {image}"),
-        ),
     }
 }

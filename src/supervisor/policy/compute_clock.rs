@@ -18,9 +18,11 @@ impl ComputeClock {
         self.since = computes.then_some(now);
     }
 
-    /// Returns true if the clock runs.
-    pub fn runs(&self) -> bool {
-        self.since.is_some()
+    /// Leaves out the last part of the time, in which the job was stopped.
+    pub fn skip(&mut self, stopped: Duration) {
+        if let Some(since) = &mut self.since {
+            *since += stopped;
+        }
     }
 
     /// The sum until `now`.
@@ -47,9 +49,15 @@ mod tests {
         assert_eq!(clock.total(at(100)), Duration::from_secs(5));
         clock.set(true, at(100));
         assert_eq!(clock.total(at(102)), Duration::from_secs(7));
-        assert!(clock.runs());
+        // Of these 5 s, the job was stopped for 2.
+        clock.set(false, at(102));
+        clock.set(true, at(200));
+        clock.skip(Duration::from_secs(2));
+        clock.set(false, at(205));
+        assert_eq!(clock.total(at(300)), Duration::from_secs(10));
+        clock.set(true, at(300));
         // A time that lies back changes nothing.
         clock.set(false, at(50));
-        assert_eq!(clock.total(at(200)), Duration::from_secs(5));
+        assert_eq!(clock.total(at(400)), Duration::from_secs(10));
     }
 }

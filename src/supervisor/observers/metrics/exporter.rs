@@ -24,7 +24,7 @@ use crate::config;
 use crate::path_walk::{self, ForeignLink};
 use crate::run::format::chain;
 use crate::store::fs::durable::TEMPORARY_PREFIX;
-use crate::supervisor::event::Event;
+use crate::supervisor::inbox::Message;
 use crate::supervisor::observers::run_status::Status;
 use crate::sync::locked;
 
@@ -42,9 +42,9 @@ pub(crate) struct Metrics {
 
 impl Metrics {
     /// Begins to tell. Must be called inside the runtime.
-    pub fn start(settings: &config::Metrics, events: &Sender<Event>) -> Self {
+    pub fn start(settings: &config::Metrics, inbox: &Sender<Message>) -> Self {
         if let Some(address) = settings.listen
-            && let Err(error) = super::http::listen(address, hosts(settings), events.clone())
+            && let Err(error) = super::http::listen(address, hosts(settings), inbox.clone())
         {
             tracing::warn!(%address, "no metrics there (metrics.listen): {error}");
         }
@@ -55,7 +55,7 @@ impl Metrics {
         };
         if let Some(file) = &metrics.file {
             let (file, news) = (Arc::clone(file), Arc::clone(&metrics.news));
-            tokio::spawn(keep_written(file, news, events.clone()));
+            tokio::spawn(keep_written(file, news, inbox.clone()));
         }
         metrics
     }
@@ -81,8 +81,8 @@ fn hosts(settings: &config::Metrics) -> Hosts {
     }
 }
 
-async fn keep_written(file: Arc<TextFile>, news: Arc<Notify>, events: Sender<Event>) {
-    while let Some(status) = status(&events).await {
+async fn keep_written(file: Arc<TextFile>, news: Arc<Notify>, inbox: Sender<Message>) {
+    while let Some(status) = status(&inbox).await {
         let file = Arc::clone(&file);
         // The next one waits for this one.
         let _ = tokio::task::spawn_blocking(move || file.write(&status, false)).await;
@@ -93,9 +93,9 @@ async fn keep_written(file: Arc<TextFile>, news: Arc<Notify>, events: Sender<Eve
 }
 
 /// Asks the loop; `None` when the run has ended.
-pub(super) async fn status(events: &Sender<Event>) -> Option<Status> {
+pub(super) async fn status(inbox: &Sender<Message>) -> Option<Status> {
     let (reply, replied) = oneshot::channel();
-    events.send(Event::StatusRequest(reply)).await.ok()?;
+    inbox.send(Message::StatusRequest(reply)).await.ok()?;
     Some(*replied.await.ok()?)
 }
 

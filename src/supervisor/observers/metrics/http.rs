@@ -17,7 +17,7 @@ use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
 
 use super::prometheus_text;
-use crate::supervisor::event::Event;
+use crate::supervisor::inbox::Message;
 
 /// A scraper's request has some hundred bytes; servers commonly take this much.
 const REQUEST_BYTES_MAX: u64 = 8192;
@@ -38,17 +38,17 @@ pub(crate) enum Hosts {
 }
 
 /// Answers at this address as long as the runtime lives.
-pub(crate) fn listen(address: SocketAddr, hosts: Hosts, events: Sender<Event>) -> io::Result<()> {
+pub(crate) fn listen(address: SocketAddr, hosts: Hosts, inbox: Sender<Message>) -> io::Result<()> {
     let listener = std::net::TcpListener::bind(address)?;
     listener.set_nonblocking(true)?;
     let listener = TcpListener::from_std(listener)?;
     let address = listener.local_addr()?;
     tracing::info!("metrics at http://{address}/metrics");
-    tokio::spawn(serve(listener, hosts, events));
+    tokio::spawn(serve(listener, hosts, inbox));
     Ok(())
 }
 
-async fn serve(listener: TcpListener, hosts: Hosts, events: Sender<Event>) {
+async fn serve(listener: TcpListener, hosts: Hosts, inbox: Sender<Message>) {
     let mut exchanges: VecDeque<AbortHandle> = VecDeque::new();
     loop {
         let Ok((connection, _)) = listener.accept().await else {
@@ -61,10 +61,10 @@ async fn serve(listener: TcpListener, hosts: Hosts, events: Sender<Event>) {
         {
             oldest.abort();
         }
-        let events = events.clone();
+        let inbox = inbox.clone();
         let exchange = tokio::spawn(async move {
             // A scraper that is slow or went away asks again.
-            let _ = timeout(EXCHANGE_LIMIT, exchange(connection, hosts, &events)).await;
+            let _ = timeout(EXCHANGE_LIMIT, exchange(connection, hosts, &inbox)).await;
         });
         exchanges.push_back(exchange.abort_handle());
     }
@@ -73,11 +73,11 @@ async fn serve(listener: TcpListener, hosts: Hosts, events: Sender<Event>) {
 async fn exchange(
     mut connection: TcpStream,
     hosts: Hosts,
-    events: &Sender<Event>,
+    inbox: &Sender<Message>,
 ) -> io::Result<()> {
     let head = read_head(&mut connection).await?;
     let (status, body) = match meaning(&head, hosts) {
-        Request::Metrics => match super::exporter::status(events).await {
+        Request::Metrics => match super::exporter::status(inbox).await {
             Some(status) => ("200 OK", prometheus_text::of(&status)),
             None => ("503 Service Unavailable", "the run has ended\n".to_owned()),
         },

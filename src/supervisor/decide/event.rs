@@ -1,0 +1,152 @@
+//! Events that the machine decides about, and the facts of their moment.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal as Number;
+
+use super::stage::{Beginning, Reply, UnpauseReply};
+use crate::restore::error::RestoreError;
+use crate::restore::restore_image::Restored;
+use crate::sandbox::Ended;
+use crate::snapshot::error::SnapshotError;
+use crate::snapshot::paused::StillPaused;
+use crate::snapshot::take_snapshot::{Afterwards, Snapshotted};
+use crate::store::{ImageEntry, ReadError};
+use crate::supervisor::hang::detector::Finding;
+use crate::supervisor::policy::schedule::Now as Moment;
+
+/// Facts of the moment of an event.
+#[derive(Debug)]
+pub(crate) struct Now {
+    /// Both clocks.
+    pub at: Moment,
+    /// The images of the store, oldest first; an error if they cannot be listed.
+    pub images: Result<Vec<ImageEntry>, ReadError>,
+}
+
+impl Now {
+    /// The monotonic clock.
+    pub fn monotonic(&self) -> Instant {
+        self.at.monotonic
+    }
+}
+
+/// Something that happened.
+#[derive(Debug)]
+pub(crate) enum Event {
+    /// The supervisor begins with this step.
+    Begin(Beginning),
+    /// A signal arrived.
+    Signal(Signal),
+    /// Ctrl-C was typed at the job's own terminal, which sends the job a SIGINT.
+    Interrupted,
+    /// A client requests a snapshot, and a state of the job after it.
+    SnapshotRequest(Afterwards, Reply),
+    /// A client requests the end of the pause.
+    UnpauseRequest(UnpauseReply),
+    /// The job's first process runs.
+    Started,
+    /// The job's first process has exited; the sandbox's report follows.
+    Leaving,
+    /// The sandbox reports the exit of the job's first process.
+    JobEnded(Ended),
+    /// Every process of the sandbox is gone.
+    Gone,
+    /// The job computes again after this freeze; its image is not durable yet.
+    Computing(Duration),
+    /// A snapshot ended.
+    SnapshotEnded(Box<SnapshotEnd>),
+    /// The newest image is past the point of the last crash.
+    NewGround,
+    /// The examined image can be restored.
+    Fit,
+    /// The examined image cannot be restored. Nothing was changed.
+    Unfit(Box<RestoreError>),
+    /// A damaged image was set aside, or could not be.
+    SetAside {
+        /// False if the store could not be written.
+        done: bool,
+    },
+    /// The restore's thread ended.
+    RestoreEnded(Box<Result<Restored, RestoreError>>),
+    /// The GPUs have room for the image of the killed paused job, or lack this.
+    Room(Option<String>),
+    /// The paused job continues, or does not.
+    Unpaused(Result<Duration, Refusal>),
+    /// The output of the dead job is delivered.
+    Drained,
+    /// The job gave no sign of life for too long.
+    Suspected(Suspect),
+    /// The stacks of the suspected job are in this log, if it could be written.
+    Diagnosed(Option<PathBuf>),
+    /// The supervisor was stopped for this time, and the job with it.
+    Continued(Duration),
+    /// A timer expired.
+    Timer(Timer),
+}
+
+impl Event {
+    /// Returns true if threads of a snapshot or restore have just ended, and their memory can be returned.
+    pub fn ends_large_work(&self) -> bool {
+        matches!(self, Self::SnapshotEnded(_) | Self::RestoreEnded(_))
+    }
+}
+
+/// The end of a snapshot.
+#[derive(Debug)]
+pub(crate) struct SnapshotEnd {
+    pub result: Result<Box<Snapshotted>, SnapshotError>,
+    /// True if the job is paused now.
+    pub paused: bool,
+    /// Computing time that writing the image took from the job.
+    pub slowdown: Duration,
+}
+
+/// A job that did not continue after a pause.
+#[derive(Debug)]
+pub(crate) struct Refusal {
+    pub why: StillPaused,
+    /// True if the job was lost in the attempt; otherwise it stays paused.
+    pub lost: bool,
+}
+
+/// A job that may hang.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Suspect {
+    pub finding: Finding,
+    /// Computing time after which the job gave no sign of life.
+    pub since: Duration,
+}
+
+/// A signal, by its meaning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Signal {
+    /// SIGUSR1: snapshot, continue.
+    Snapshot,
+    /// SIGUSR2: snapshot, stop.
+    SaveAndStop,
+    /// SIGTERM: snapshot and stop within the grace period; a second one stops at once.
+    Terminate,
+    /// SIGINT, SIGQUIT, SIGHUP: for the job.
+    Forward(Number),
+    /// SIGTSTP: stop the job and the supervisor.
+    Suspend,
+    /// SIGCONT: continue.
+    Continue,
+    /// SIGWINCH: the terminal's window has another size.
+    Resize,
+}
+
+/// Purpose of a timer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Timer {
+    /// The next scheduled snapshot may be due.
+    Schedule,
+    /// The wait before a restart is over.
+    Backoff,
+    /// The grace period after a request to stop is over.
+    Grace,
+    /// The report of an exit did not come: the job continues.
+    Left,
+}

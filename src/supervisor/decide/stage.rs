@@ -1,0 +1,167 @@
+//! Stages of a run, with the data that is valid in each.
+
+use std::time::{Duration, Instant};
+
+use tokio::sync::oneshot;
+
+use crate::run::image_facts::Trigger;
+use crate::run::run_state::Progress;
+use crate::sandbox::Ended;
+use crate::snapshot::paused::StillPaused;
+use crate::snapshot::take_snapshot::Afterwards;
+use crate::store::ImageId;
+use crate::supervisor::policy::restart::ExitStatus;
+use crate::supervisor::policy::schedule::Now as Moment;
+
+/// First step of a supervisor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Beginning {
+    /// Start the job.
+    Start,
+    /// Restore the newest image from which the run may continue.
+    Restore,
+    /// Restore this image or fail.
+    RestoreThis(ImageId),
+}
+
+/// Stage of the run.
+#[derive(Debug)]
+pub(crate) enum Stage {
+    /// The job has no processes.
+    Idle,
+    /// The sandbox was asked to start the job.
+    Starting,
+    /// The job computes, is snapshotted or is paused.
+    Running(Running),
+    /// An image is becoming the job.
+    Restoring(Restoring),
+    /// The sandbox was killed; the next step waits until everything is gone.
+    Ending(Ending),
+    /// A restart or another attempt at a restore is due.
+    Waiting {
+        /// End of the wait; `None` if a client has to unpause the job, which was killed while it was paused.
+        until: Option<Instant>,
+        then: AfterWait,
+    },
+    /// The run has ended.
+    Over,
+}
+
+/// Step after a wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AfterWait {
+    /// Restore the newest image, without the first `skip_newest`.
+    Restore { skip_newest: usize },
+    /// Restore this image once more; if that fails, an older one.
+    Retry { id: ImageId, skip_newest: usize },
+    /// Start the job from the beginning.
+    StartAnew,
+}
+
+/// Limit on the time from the first sign of a job's exit to the sandbox's report: the first process may have much
+/// memory to free.
+const LEAVING_LIMIT: Duration = Duration::from_secs(10);
+
+/// A job that runs.
+#[derive(Debug, Default)]
+pub(crate) struct Running {
+    /// The snapshot under way.
+    pub busy: Option<Snapshotting>,
+    pub pause: Option<Pause>,
+    /// Time of the first sign that the job exits. The report is due, and no snapshot begins.
+    pub leaving: Option<Instant>,
+    /// True once the supervisor has killed the job. The report is due, however long it takes.
+    pub killed: bool,
+    pub ended: Option<Ended>,
+    pub gone: bool,
+}
+
+impl Running {
+    /// Returns the time left for the report of an exit. Without a report in that time, the job had not exited.
+    pub fn leaving_for(&self, now: Instant) -> Option<Duration> {
+        let left = LEAVING_LIMIT.checked_sub(now.saturating_duration_since(self.leaving?))?;
+        (!left.is_zero()).then_some(left)
+    }
+
+    /// Returns true if no part of the job has exited, as far as the supervisor knows.
+    pub fn is_whole(&self) -> bool {
+        self.ended.is_none() && !self.gone
+    }
+}
+
+/// A pause of the job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Pause {
+    /// The job is stopped in the state of this image.
+    Paused(ImageId),
+    /// The job is about to continue; the image is still its state.
+    Ending(ImageId),
+}
+
+impl Pause {
+    /// Returns the image of the job's state.
+    pub fn image(self) -> ImageId {
+        match self {
+            Self::Paused(image) | Self::Ending(image) => image,
+        }
+    }
+}
+
+/// A restore under way.
+#[derive(Debug)]
+pub(crate) struct Restoring {
+    pub id: ImageId,
+    pub skip_newest: usize,
+    /// True from the examination's end until the restore's thread ends.
+    pub at_work: bool,
+    pub ended: Option<Ended>,
+    pub gone: bool,
+}
+
+/// The end of a job's processes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Ending {
+    pub then: AfterEnd,
+    /// True once every process is gone.
+    pub gone: bool,
+    /// True while a restore's thread still changes files and streams.
+    pub at_work: bool,
+}
+
+/// Step after a sandbox is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AfterEnd {
+    /// Decide by the job's exit status.
+    Decide {
+        status: ExitStatus,
+        /// True if the job was paused.
+        paused: bool,
+    },
+    /// Handle the failure of a restore.
+    NextImage { skip_newest: usize },
+    /// Exit with this code.
+    Exit(u8, Progress),
+}
+
+/// A snapshot that was requested.
+#[derive(Debug)]
+pub(crate) struct Wanted {
+    pub trigger: Trigger,
+    pub afterwards: Afterwards,
+    pub replies: Vec<Reply>,
+}
+
+/// A snapshot under way.
+#[derive(Debug)]
+pub(crate) struct Snapshotting {
+    pub wanted: Wanted,
+    pub begun: Moment,
+    /// True once the job computes again.
+    pub released: bool,
+}
+
+/// Answer to a client that requested a snapshot.
+pub(crate) type Reply = oneshot::Sender<Result<ImageId, String>>;
+
+/// Answer to a client that requested the end of a pause.
+pub(crate) type UnpauseReply = oneshot::Sender<Result<(), StillPaused>>;

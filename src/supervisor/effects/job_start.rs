@@ -1,0 +1,208 @@
+//! Start of the job in a new sandbox.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use super::acts::{Effects, Outcome, Processes};
+use crate::config;
+use crate::cuda;
+use crate::job::InputMark;
+use crate::run::environment::{self, Setting};
+use crate::run::format::chain;
+use crate::run::own_activity::OwnActivity;
+use crate::run::program::ProgramError;
+use crate::run::run_state::RunState;
+use crate::run::running_job::Job;
+use crate::sandbox::{
+    self, IoUring, Isolation, Sandbox, SandboxError, SpawnError, privilege_missing,
+};
+use crate::supervisor::decide::event::Event;
+use crate::supervisor::error::{RunError, system};
+use crate::supervisor::inbox::Message;
+use crate::supervisor::notice::Notice;
+use crate::supervisor::observers::journal::host_pid;
+use crate::sync::locked;
+
+impl Effects {
+    /// Starts the job from the beginning.
+    pub(super) fn start(&mut self, state: &RunState) -> Result<(), RunError> {
+        let sandbox = self.new_sandbox(None, state)?;
+        let mut streams = locked(&self.streams);
+        if !streams.stdin.rewind(&InputMark::default()) {
+            tracing::warn!("stdin goes on with what comes next: its beginning is forgotten");
+        }
+        let connect = system("make the job's standard streams");
+        let ends = streams.connect(&sandbox).map_err(&connect)?;
+        let user = self.context.user.as_ref();
+        if let Some(user) = user {
+            ends.iter()
+                .try_for_each(|end| user.own(end))
+                .map_err(&connect)?;
+        }
+        let io_uring = match self.context.config.sandbox.io_uring {
+            config::IoUring::Hide => IoUring::Hide,
+            config::IoUring::Allow => IoUring::Allow,
+        };
+        let anew = self.context.files.begin_anew();
+        anew.map_err(system("forget the record of the job's files"))?;
+        self.context.watch(&sandbox);
+        let credentials = user.map(|user| &user.credentials);
+        sandbox.start_job(&self.context.command, io_uring, credentials, &ends)?;
+        streams.open();
+        drop(streams);
+        self.processes = Processes::Starting(sandbox, None);
+        Ok(())
+    }
+
+    /// Starts a sandbox for a new job, or of the kind that an image needs.
+    pub(super) fn new_sandbox(
+        &mut self,
+        wanted: Option<Isolation>,
+        state: &RunState,
+    ) -> Result<Arc<Sandbox>, RunError> {
+        let (first, or_none) = match (wanted, self.context.config.isolation) {
+            (Some(isolation), _) => (isolation, false),
+            (None, config::Isolation::Auto) => (Isolation::Namespaces, true),
+            (None, config::Isolation::Namespaces) => (Isolation::Namespaces, false),
+            (None, config::Isolation::None) => (Isolation::None, false),
+        };
+        match self.try_sandbox(first, state) {
+            Err(error) if or_none && is_privilege(&error) => {
+                tracing::warn!(
+                    "running without isolation, because {}: a restore works only while the job's pids are free",
+                    chain(&error)
+                );
+                Ok(self.try_sandbox(Isolation::None, state)?)
+            }
+            other => Ok(other?),
+        }
+    }
+
+    fn try_sandbox(
+        &mut self,
+        isolation: Isolation,
+        state: &RunState,
+    ) -> Result<Arc<Sandbox>, SandboxError> {
+        self.serial += 1;
+        let (serial, inbox) = (self.serial, self.inbox.clone());
+        let job = state.started_unix_ms.to_string();
+        let store = self.context.store.path();
+        let mut settings = self.for_nccl();
+        settings.extend(environment::for_hwloc(cuda::device_count(), |name| {
+            std::env::var_os(name)
+        }));
+        let mut environment = environment::for_job(std::env::vars_os(), store, &job, &settings);
+        if let Some((library, token)) = &self.context.agent {
+            environment::preload(&mut environment, library, token);
+        }
+        if let Some(user) = &self.context.user {
+            environment::set_user(&mut environment, user);
+        }
+        Sandbox::start(
+            &self.context.program,
+            isolation,
+            &environment,
+            move |news| {
+                // The loop ends with the run only.
+                let _ = inbox.blocking_send(Message::Sandbox(serial, news));
+            },
+        )
+    }
+
+    fn for_nccl(&self) -> Vec<Setting> {
+        let choice = self.context.config.cuda.nccl;
+        environment::for_nccl(choice, cuda::device_count(), |name| std::env::var_os(name))
+    }
+
+    /// Handles a report of a sandbox; returns the event that it means. Reports of older sandboxes mean nothing.
+    pub fn sandbox_news(
+        &mut self,
+        serial: u64,
+        news: Option<sandbox::Event>,
+    ) -> Result<Option<Event>, RunError> {
+        if serial != self.serial {
+            return Ok(None);
+        }
+        Ok(match news {
+            Some(sandbox::Event::Started(pids)) => match &mut self.processes {
+                Processes::Starting(_, started) => {
+                    *started = Some(pids);
+                    Some(Event::Started)
+                }
+                _ => None,
+            },
+            Some(sandbox::Event::NotStarted(errno)) => {
+                let program = self.context.command.first().map(PathBuf::from);
+                return Err(ProgramError::NotStarted {
+                    program: program.unwrap_or_default(),
+                    source: io::Error::from_raw_os_error(errno),
+                }
+                .into());
+            }
+            Some(sandbox::Event::Failed { operation, errno })
+                if matches!(self.processes, Processes::Starting(_, None)) =>
+            {
+                let source = io::Error::from_raw_os_error(errno);
+                return Err(SandboxError::Step { operation, source }.into());
+            }
+            Some(sandbox::Event::JobEnded(ended)) => Some(Event::JobEnded(ended)),
+            Some(
+                sandbox::Event::Failed { .. }
+                | sandbox::Event::Ready
+                | sandbox::Event::ToolEnded(_),
+            ) => None,
+            None => Some(Event::Gone),
+        })
+    }
+
+    /// Makes the started processes the running job.
+    pub(super) fn adopt_started(&mut self, state: &RunState) -> Outcome {
+        let Processes::Starting(sandbox, Some(pids)) = &self.processes else {
+            return Outcome::None;
+        };
+        let job = Arc::new(Job {
+            sandbox: Arc::clone(sandbox),
+            pids: *pids,
+            token: self.context.agent.as_ref().map(|(_, token)| *token),
+            moved: Vec::new(),
+            own_activity: OwnActivity::default(),
+        });
+        let pid = host_pid(&job.sandbox, *pids);
+        self.processes = Processes::Job(job);
+        self.report_nccl();
+        Outcome::Notice(Notice::Started {
+            pid,
+            store: self.context.store.path().to_owned(),
+            command: state.command.to_string(),
+        })
+    }
+
+    fn report_nccl(&self) {
+        let nccl = self.for_nccl();
+        if !nccl.is_empty() {
+            let set: Vec<String> = nccl
+                .iter()
+                .map(|(name, value)| format!("{name}={value}"))
+                .collect();
+            let set = set.join(" ");
+            if self.context.config.cuda.nccl == config::Nccl::Peer {
+                tracing::info!(%set, "NCCL shares memory between GPUs in a way that comes back on the same GPUs");
+            } else {
+                tracing::info!(
+                    %set,
+                    "NCCL shares no memory between GPUs, so that the job can be snapshotted and comes back on any; \
+                     cuda.nccl = \"peer\" is faster and comes back on the same GPUs, \"off\" leaves it alone"
+                );
+            }
+        }
+    }
+}
+
+fn is_privilege(error: &SandboxError) -> bool {
+    match error {
+        SandboxError::Spawn(SpawnError::NotPermitted(_)) => true,
+        SandboxError::Step { source, .. } => source.raw_os_error().is_some_and(privilege_missing),
+        _ => false,
+    }
+}
