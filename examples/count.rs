@@ -1,13 +1,13 @@
-//! A CPU job to try `ckpt-run` on: counts, and can tell whether it was harmed.
+//! CPU job for tests of `ckpt-run`: counts, and detects damage.
 //!
 //! `count STEPS MS_PER_STEP LOGFILE [MIB]`
 //!
-//! Each step changes every word of its memory (16 MiB unless told otherwise)
-//! and writes one line, to stdout and to the log file: the step and a checksum
-//! of all memory. At the end it computes from nothing what the memory must be,
-//! and reads the log back: a lost or repeated step, a wrong or stale byte or a
-//! damaged log ends with exit code 1 and the reason, otherwise the last line is
-//! `verified: …`. It keeps no checkpoints and knows nothing of `ckpt-run`.
+//! Each step changes every word of its memory (16 MiB by default) and writes one
+//! line to stdout and to the log file: the step and a checksum of all memory. At
+//! the end it computes the expected memory again and reads the log back. A lost or
+//! repeated step, a wrong or stale byte or a damaged log ends with exit code 1 and
+//! the reason. Otherwise the last line is `verified: …`. The job keeps no
+//! checkpoints and has no code for `ckpt-run`.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -17,9 +17,9 @@ use std::time::Duration;
 
 const USAGE: &str = "usage: count STEPS MS_PER_STEP LOGFILE [MIB]";
 const MIB_DEFAULT: usize = 16;
-/// Far below what would make a small machine swap.
+/// Limit that keeps a small machine from swapping.
 const MIB_MAX: usize = 1 << 16;
-/// Words that are computed from nothing at the end: all, while that is quick.
+/// Limit on the word steps that the end computes again.
 const REPLAYED_WORD_STEPS_MAX: u64 = 1 << 28;
 const FNV_OFFSET: u64 = 0xCBF2_9CE4_8422_2325;
 
@@ -82,27 +82,27 @@ fn run(arguments: &Arguments) -> io::Result<()> {
     )
 }
 
-/// What word `index` starts as.
+/// Initial value of word `index`.
 fn first(index: u64) -> u64 {
     (index ^ (index >> 31)).wrapping_mul(0x9E37_79B9_7F4A_7C15)
 }
 
-/// What a word becomes in a step. Steps do not commute and none can be skipped.
+/// Value of a word after a step. Steps do not commute, and none can be skipped.
 fn next(word: u64, index: u64, step: u64) -> u64 {
     (word ^ (word >> 29))
         .wrapping_mul(0xD134_2543_DE82_EF95)
         .wrapping_add(index ^ (step << 40))
 }
 
-/// FNV-1a over further bytes of the log.
+/// Continues FNV-1a over bytes of the log.
 fn fnv(hash: u64, bytes: &[u8]) -> u64 {
     bytes.iter().fold(hash, |hash, &byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3)
     })
 }
 
-/// One step over all memory; returns the checksum, in which every word counts
-/// by its place: the factors are odd, so that no change of one word cancels.
+/// Performs one step over all memory and returns its checksum. The checksum depends on
+/// the position of each word; its factors are odd, so that no change of one word cancels.
 fn advance(memory: &mut [u64], step: u64) -> u64 {
     (0_u64..).zip(memory).fold(0, |sum: u64, (index, word)| {
         *word = next(*word, index, step);

@@ -1,16 +1,16 @@
-// A GPU job to try ckpt-run on: counts in GPU memory, and shows any harm to it.
+// GPU job for tests of ckpt-run: counts in GPU memory, and detects damage.
 //
 //   counter GIB STEPS [MS_PER_STEP] [LOGFILE]
 //
 // Each step changes every word of GIB gibibytes of GPU memory and prints one
-// line, "STEP CHECKSUM", to stdout and, when given, to the log file; the last
-// line is "done STEPS CHECKSUM". The checksum is exact and depends on the place
-// of every word, and a step on the step before: a wrong or stale byte, a lost
-// or a repeated step changes every line after it. Two runs with the same GIB
-// and STEPS print the same. It keeps no checkpoints and knows nothing of ckpt-run.
+// line, "STEP CHECKSUM", to stdout and to the log file, if one is given. The last
+// line is "done STEPS CHECKSUM". The checksum depends on the position of every
+// word, and each step on the step before: a wrong or stale byte, or a lost or
+// repeated step, changes every line after it. Two runs with the same GIB and STEPS
+// print the same. The job keeps no checkpoints and has no code for ckpt-run.
 //
 // Build: nvcc -O2 -o counter counter.cu
-// With -DCOUNTER_BITS=16 only so many bits of each word are used: images are a fraction of the memory.
+// With -DCOUNTER_BITS=16 only 16 bits of each word are used, so that images are smaller than the memory.
 
 #include <cerrno>
 #include <cstdarg>
@@ -50,7 +50,7 @@ __global__ void fill(Word* memory, size_t words)
         memory[i] = (i ^ (i >> 31)) * 0x9E3779B97F4A7C15ull >> UNUSED_BITS;
 }
 
-// Steps do not commute, so that none can be lost, repeated or swapped unseen.
+// Steps do not commute, so that a lost, repeated or swapped one is detected.
 __global__ void advance(Word* memory, size_t words, Word step)
 {
     size_t stride = size_t(gridDim.x) * blockDim.x;

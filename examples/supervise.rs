@@ -1,13 +1,13 @@
-//! A job that a Rust program supervises: `supervise STORE CMD [ARGS]` does what
-//! `ckpt-run --store STORE --interval 5m -- CMD` does, with the settings that `ckpt-run` would have here.
+//! Supervision of a job by a Rust program: `supervise STORE CMD [ARGS]` does the same as
+//! `ckpt-run --store STORE --interval 5m -- CMD`, with the settings of `ckpt-run` in this folder.
 //!
-//! It needs what `ckpt-run` needs: root and CRIU, which a checkout has in `.criu`:
+//! It needs root and CRIU, like `ckpt-run`. A checkout has CRIU in `.criu`:
 //!
 //! ```text
 //! CKPT_RUN_CRIU=.criu cargo run --example supervise -- ./store python3 job.py
 //! ```
 //!
-//! The store is used by both alike: `ckpt-run --store STORE status` and `snapshot` talk to this program.
+//! The verbs work with this program too: `ckpt-run --store STORE status`, `snapshot` and others.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -20,7 +20,7 @@ use ckpt_run::run::{OURS, chain};
 use ckpt_run::supervisor::{self, RunOptions, What};
 
 fn main() -> ExitCode {
-    // Parts of the work are done by copies of this program.
+    // ckpt-run starts copies of this program for parts of the work.
     if let Some(code) = ckpt_run::helper_main() {
         return code;
     }

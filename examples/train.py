@@ -1,9 +1,9 @@
-"""A PyTorch job to try ckpt-run on: a small training run that is the same every time.
+"""PyTorch job for tests of ckpt-run: a small, deterministic training run.
 
-Writes one line a step, the loss as an exact hexadecimal float, to stdout and to
-the log file (opened in mode "w", like most programs open theirs), and at the end
-the SHA-256 of the weights. Two runs with the same arguments write the same bytes.
-It keeps no checkpoints and knows nothing of ckpt-run.
+Writes one line per step, the loss as an exact hexadecimal float, to stdout and to
+the log file (opened in mode "w", as in most programs), and at the end the SHA-256
+of the weights. Two runs with the same arguments write the same bytes. The job
+keeps no checkpoints and has no code for ckpt-run.
 """
 
 import argparse
@@ -65,7 +65,7 @@ def main():
     arguments = parse()
     torch.manual_seed(0)
     torch.use_deterministic_algorithms(True)
-    # CUDA is in use before the workers are forked: the awkward order, on purpose.
+    # CUDA is used before the workers are forked. This is the difficult order, on purpose.
     network = model(arguments.device)
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3)
     batches = DataLoader(
