@@ -108,15 +108,15 @@ const IO_URING: &str = "the job uses io_uring, which CRIU cannot dump";
 const HIDE_IO_URING: &str =
     "start it with sandbox.io_uring = \"hide\", which is the default and takes CAP_SYS_ADMIN";
 const PUT_BACK: &str = "put the file back as it was at the snapshot, or restore an older image";
-const PID_TAKEN: &str = "a process id of the job is taken";
+const PID_TAKEN: &str = "a process id of the job is in use";
 const OWN_PIDS: &str = "run with isolation = \"namespaces\"";
 
 /// The causes in order of precedence: more specific entries come first.
 pub static CAUSES: &[Cause] = &[
     criu(
         &["Too many levels of symbolic links"],
-        "a link is on the way to a file of the job, in a folder that another user can write to",
-        "put the folder itself in its place, or mount it there",
+        "the path of a file of the job contains a link, in a folder that another user can write to",
+        "replace the link by the folder, or mount the folder there",
     ),
     criu(
         &["has bad size"],
@@ -143,8 +143,8 @@ pub static CAUSES: &[Cause] = &[
     criu(&["send_fds failed (-22)"], IO_URING, HIDE_IO_URING),
     criu(
         &["anon_inode:[userfaultfd]"],
-        "the job handles page faults by itself (userfaultfd), which CRIU cannot dump",
-        "turn that off, as in a JVM the collectors that need it, or in a VM its post-copy migration",
+        "the job handles page faults with userfaultfd, which CRIU cannot dump",
+        "disable it: in a JVM, garbage collectors that use it; in a VM, post-copy migration",
     ),
     criu(
         &["anon_inode:[perf_event]"],
@@ -164,12 +164,12 @@ pub static CAUSES: &[Cause] = &[
     criu(
         &["Can't handle non-regular mapping"],
         "the job maps a device, which CRIU cannot dump",
-        "unmap it before snapshots; only what a process without CUDA has of an NVIDIA GPU is left out",
+        "unmap it before snapshots; only NVIDIA GPU mappings of a process without CUDA are left out",
     ),
     criu(
         &["/secretmem"],
-        "the job has secret memory (memfd_secret), which nobody else can read",
-        "turn that off in the program or library that makes it",
+        "the job has secret memory (memfd_secret), which no other process can read",
+        "disable it in the program or library that creates it",
     ),
     criu(
         &["Can't dump file"],
@@ -209,12 +209,12 @@ pub static CAUSES: &[Cause] = &[
     criu(
         &["Non-empty write queue on an in-flight socket"],
         "data waits on a unix socket connection that the job has not accepted yet",
-        "nothing: the next snapshot finds it accepted, unless the job never accepts it",
+        "wait: a snapshot works once the job has accepted the connection",
     ),
     criu(
         &["Found a closed in-flight socket"],
         "a unix socket connection was closed before the job has accepted it",
-        "nothing: the next snapshot finds it accepted, unless the job never accepts it",
+        "wait: a snapshot works once the job has accepted the connection",
     ),
     criu(
         &["PIDFD_THREAD flag"],
@@ -223,8 +223,8 @@ pub static CAUSES: &[Cause] = &[
     ),
     criu(
         &["thread with a pending SIGTRAP"],
-        "a thread of the job blocks SIGTRAP and has been sent it",
-        "let it take the signal, or not block it",
+        "a thread of the job blocks a pending SIGTRAP",
+        "let it receive the signal, or not block it",
     ),
     criu(
         &["fsnotify: ", "Can't dump that handle"],
@@ -243,8 +243,8 @@ pub static CAUSES: &[Cause] = &[
     ),
     criu(
         &["netlink: The socket has data to read"],
-        "an answer of the kernel's (netlink) waits for the job to read it",
-        "nothing: the next snapshot finds it read, unless the job never reads it",
+        "the job has not read an answer of the kernel (netlink)",
+        "wait: a snapshot works once the job has read it",
     ),
     criu(
         &["Unknown socket collected"],
@@ -303,19 +303,19 @@ pub static CAUSES: &[Cause] = &[
     ),
     criu(
         &["Zombies with threads are not supported"],
-        "the first thread of a process has ended while others go on",
+        "the first thread of a process has ended while others run",
         "let the first thread wait for the others",
     ),
     criu(&["Can't fork for"], PID_TAKEN, OWN_PIDS),
     criu(&["do not match expected", "Pid "], PID_TAKEN, OWN_PIDS),
     criu(
         &["ctty inheritance detected"],
-        "a process of the job has /dev/tty open, and inherited the terminal of its own that this is (ssh, less, a password prompt)",
-        "let it close that before snapshots, or start it outside of terminals that the job makes",
+        "a process of the job opened /dev/tty itself, in addition to its inherited terminal (ssh, less, a password prompt)",
+        "let it close /dev/tty before snapshots, or start it outside terminals that the job creates",
     ),
     criu(
         &["with specified index"],
-        "the number of a terminal that the job made is taken",
+        "the number of a terminal that the job created is in use",
         "run with isolation = \"namespaces\", or end the program that has /dev/pts of this number",
     ),
     criu(
@@ -326,7 +326,7 @@ pub static CAUSES: &[Cause] = &[
     criu(
         &["Can't link remap", "File exists"],
         "the folder of one of the job's files has a link_remap file of another job's snapshot or restore",
-        "wait until that is done; remove the file if no ckpt-run and no CRIU works here",
+        "wait for it to finish; remove the file if no ckpt-run and no CRIU runs here",
     ),
     criu(
         &["unix: Can't bind", "Address already in use"],
@@ -350,7 +350,7 @@ pub static CAUSES: &[Cause] = &[
     ),
     criu(
         &["Unable to set a monotonic clock offset"],
-        "CRIU may not set the clocks that the job goes on with",
+        "CRIU may not set the job's clocks",
         "run as root or with CAP_SYS_TIME",
     ),
     criu(
@@ -365,13 +365,13 @@ pub static CAUSES: &[Cause] = &[
     ),
     criu(
         &["Unable to drop capability"],
-        "CRIU may not take from the job the capabilities that it did not have",
+        "CRIU may not remove capabilities that the job did not have",
         "run as root or with CAP_SETPCAP",
     ),
     criu(
         &["suspending seccomp failed"],
         "ckpt-run runs under a seccomp filter or in a user namespace, and may not lift the job's own filters",
-        "in a container set seccomp=unconfined (Kubernetes: seccompProfile of type Unconfined), and let it not be rootless",
+        "in a container set seccomp=unconfined (Kubernetes: seccompProfile of type Unconfined); do not use a rootless container",
     ),
     // SO_PASSCRED, which internet sockets no longer have since Linux 6.16.
     criu(
@@ -387,7 +387,7 @@ pub static CAUSES: &[Cause] = &[
     criu(
         &["Not supported images version"],
         "another version of CRIU made the image",
-        "install the version that `ckpt-run show` tells",
+        "install the version that `ckpt-run show` prints",
     ),
     criu(
         &["capabilities do not match run time"],
@@ -407,7 +407,7 @@ pub static CAUSES: &[Cause] = &[
     // ENOMEM of mmap, as the restored process itself sees it.
     criu(
         &["Can't restore", "mapping with 0xfffffffffffffff4"],
-        "a mapping of the job's gets no memory, such as one of huge pages",
+        "a mapping of the job cannot get memory, such as huge pages",
         "raise vm.nr_hugepages if the job uses huge pages (MAP_HUGETLB); free memory otherwise",
     ),
     criu(
@@ -436,19 +436,19 @@ pub static CAUSES: &[Cause] = &[
         1,
         "a GPU that the process used is not visible here, the GPU map lacks one, or the process shares GPU memory with \
          another one",
-        "let the map name every GPU that was visible where the process was suspended",
+        "name every GPU in the map that was visible to the process when it was suspended",
     ),
     cuda(
         &["restore"],
         2,
         "the GPU has less free memory than the process had in use",
-        "end what uses the GPU; `ckpt-run show` tells what the image needs",
+        "end other users of the GPU; `ckpt-run show` prints what the image needs",
     ),
     cuda(
         &["checkpoint"],
         2,
         "the host has too little memory for a copy of the GPU memory",
-        "free host memory, or raise the limit of the container; with cuda.memory = \"auto\" less is needed",
+        "free host memory, or raise the limit of the container; cuda.memory = \"auto\" needs less",
     ),
     cuda(
         &["lock"],
@@ -466,7 +466,7 @@ pub static CAUSES: &[Cause] = &[
         &[],
         100,
         "the driver sees no GPU",
-        "look at `ckpt-run doctor`; in a container, give it the GPUs",
+        "run `ckpt-run doctor`; in a container, give it the GPUs",
     ),
     cuda(
         &[],
@@ -478,7 +478,7 @@ pub static CAUSES: &[Cause] = &[
         &[],
         401,
         "something else is suspending or resuming this process at the same time",
-        "let it finish; what it left suspended, `ckpt-run cuda resume` brings back",
+        "wait for it; `ckpt-run cuda resume` resumes what it left suspended",
     ),
     cuda(
         &[],
@@ -489,7 +489,7 @@ pub static CAUSES: &[Cause] = &[
     cuda(
         &[],
         803,
-        "libcuda.so.1 and the kernel driver are of different versions",
+        "libcuda.so.1 and the kernel driver have different versions",
         "reboot after an upgrade of the driver; in a container, use the library of the host's driver",
     ),
 ];

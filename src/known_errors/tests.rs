@@ -31,7 +31,7 @@ const LINES: &[(&str, &str)] = &[
     ),
     (
         "(00.02) Error (compel/src/lib/infect.c:323): Can't dump the 20861 thread with a pending SIGTRAP.",
-        "blocks SIGTRAP",
+        "blocks a pending SIGTRAP",
     ),
     (
         "(00.02) Error (criu/fsnotify.c:284): fsnotify: \tCan't dump that handle",
@@ -171,19 +171,19 @@ const LINES: &[(&str, &str)] = &[
     ),
     (
         "Error (criu/cr-restore.c:1237): Can't fork for 28302: File exists",
-        "process id of the job is taken",
+        "process id of the job is in use",
     ),
     (
         "(00.02)    300: Error (criu/cr-restore.c:1900): Pid 301 do not match expected 300",
-        "process id of the job is taken",
+        "process id of the job is in use",
     ),
     (
         "Error (criu/tty.c:2286): tty: ctty inheritance detected sid/pgrp 342 (ctty pid_real 342 pty pid_real 301)",
-        "has /dev/tty open",
+        "opened /dev/tty itself",
     ),
     (
         "   301: Error (criu/tty.c:625): tty: Unable to open dev/ptmx with specified index 2",
-        "is taken",
+        "is in use",
     ),
     (
         "(00.02) Error (criu/cr-restore.c:1200): Can't open 1/sys/kernel/ns_last_pid on procfs: Read-only file system",
@@ -207,7 +207,7 @@ const LINES: &[(&str, &str)] = &[
     ),
     (
         "Error (criu/timens.c:141): timens: Unable to set a monotonic clock offset: Operation not permitted",
-        "set the clocks",
+        "set the job's clocks",
     ),
     (
         "Error (criu/sockets.c:483): sockets: Unable to set socket SO_SNDBUFFORCE/SO_RCVBUFFORCE: Operation not permitted",
@@ -219,7 +219,7 @@ const LINES: &[(&str, &str)] = &[
     ),
     (
         "pie: 301: Error (criu/pie/restorer.c:316): Unable to drop capability 0: -1",
-        "take from the job",
+        "remove capabilities",
     ),
     (
         "Error (compel/src/lib/ptrace.c:27): suspending seccomp failed: Operation not permitted",
@@ -267,7 +267,7 @@ const LINES: &[(&str, &str)] = &[
     ),
     (
         "  301: Error (criu/files-reg.c:2353): Can't open file home/d/f on restore: Too many levels of symbolic links",
-        "a link is on the way",
+        "contains a link",
     ),
 ];
 
