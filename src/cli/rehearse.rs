@@ -17,9 +17,9 @@ use crate::history::time_in_words;
 use crate::rehearsal::{Options, Outcome, RehearsalError, Report, Step, Verdict, rehearse};
 use crate::run::{OURS, size};
 
-/// The message before the start: a rehearsal is no simulation.
-const WARNING: &str = "rehearsal: the job really runs, three times, each time in a copy of the working folder where that is \
-                       small; once it is killed and comes back; what it writes elsewhere is really written";
+/// The message before the start: a rehearsal is not a simulation.
+const WARNING: &str = "rehearsal: the job really runs three times, each time in a copy of the working folder if \
+                       that is small enough, and is killed and restored once; what it writes elsewhere is really written";
 /// The time that a job has to show that it computes; enough for most jobs to load.
 const SECONDS_DEFAULT: u64 = 30;
 /// The time that a job has to end by itself; enough for a job that was made short, and short for one that does not end.
