@@ -26,7 +26,6 @@ mod terminal;
 mod timers;
 mod transparent_huge_pages;
 mod tree;
-mod unrestorable;
 
 pub use account::{MemoryUse, ProcessAccount, account};
 pub use activity::cpu_time;
@@ -38,13 +37,13 @@ pub use halt::{HaltError, Halted, halt, number_inside, thread_of};
 pub use input::{Input, InputMark};
 pub use links::{DumpLock, remove_links};
 pub use nodes::{Node, NodeKind, NodesError, needed};
-pub use obstacles::{Obstacle, ProcessName, have_huge_pages, look_ahead, look_for_obstacles};
+pub use obstacles::{Finding, Obstacle, ProcessName, When, find_obstacle, have_huge_pages};
 pub use output::{Output, OutputMark, Patience, Relation, Shown, StatusLine};
 pub use process::{environment, has_mapped, user, users, variable};
 pub use rewind::error::RewindError;
 pub use rewind::{CutAway, Expected, LandedError, OtherBytes, Plan, plan, undo};
 pub(crate) use sockets::PacketLock;
-pub use sockets::{Backlog, Owner, Sockets, SocketsError};
+pub use sockets::{Backlog, Sockets, SocketsError};
 pub use stacks::write_stacks;
 pub use terminal::{CallersTerminal, Key, Pty, TerminalDevice, window};
 pub use timers::{Timer, TimersError, arm_timers, rung_timers};
@@ -53,4 +52,3 @@ pub use tree::{
     Process, TreeError, child_with_pid, died_under_trace, first_stopped, is_alive, is_doomed, tree,
     with_remains_of_criu,
 };
-pub use unrestorable::{UnrestorableError, check_restorable};

@@ -23,9 +23,10 @@ use procfs::ProcError;
 use serde::{Deserialize, Serialize};
 
 use super::Process;
+use super::obstacles::Obstacle;
 use diagnosis::{Diagnosis, Found, Which};
+pub(super) use kinds::find_unknown_kind;
 pub(crate) use packet_lock::PacketLock;
-pub use tcp_table::Owner;
 use tcp_table::TcpTable;
 
 /// The TCP sockets of a job at a snapshot.
@@ -69,72 +70,9 @@ pub enum SocketsError {
         #[source]
         source: ProcError,
     },
-    /// A connection within the job was not accepted.
-    #[error(
-        "a connection of {owner} waits to be accepted ({local} to {remote}), and CRIU cannot save such a connection; let the job accept its connections, or close them"
-    )]
-    NotAccepted {
-        /// The process that connected.
-        owner: Owner,
-        /// Its address.
-        local: SocketAddr,
-        /// The address that it connected to.
-        remote: SocketAddr,
-    },
-    /// The other end of a connection was closed before all its data was received.
-    #[error(
-        "{owner} has not read all data of a connection whose other end was closed ({local} to {remote}), and CRIU cannot save the rest; let the job read it, or close the connection"
-    )]
-    NotRead {
-        /// The process at the open end.
-        owner: Owner,
-        /// Its address.
-        local: SocketAddr,
-        /// The address of the closed end.
-        remote: SocketAddr,
-    },
-    /// A connection from another program was not accepted.
-    #[error(
-        "a connection to {local} waits for {owner} to accept it, and CRIU cannot save such a connection; let the job accept it, or set network.tcp = \"close\""
-    )]
-    Backlog {
-        /// The process that listens.
-        owner: Owner,
-        /// The address that it listens on.
-        local: SocketAddr,
-    },
-    /// A socket is of a kind that CRIU does not know.
-    #[error(
-        "{owner} has a socket of a kind that CRIU cannot restore ({kind}, descriptor {descriptor}); {remedy}"
-    )]
-    Kind {
-        /// The process.
-        owner: Owner,
-        /// Number of its descriptor.
-        descriptor: String,
-        /// The kernel's name of the protocol.
-        kind: String,
-        /// The action for the user.
-        remedy: &'static str,
-    },
-    /// A tun or tap device is open.
-    #[error(
-        "{owner} has a tun or tap device open (descriptor {descriptor}), which CRIU cannot restore in the machine's network; close it before snapshots, or leave it to a program outside of the job"
-    )]
-    Tun {
-        /// The process.
-        owner: Owner,
-        /// Number of its descriptor.
-        descriptor: String,
-    },
-    /// A UDP socket has data that was not sent.
-    #[error(
-        "{owner} has begun a datagram (UDP_CORK, MSG_MORE), which CRIU cannot save; let it send the datagram"
-    )]
-    Datagram {
-        /// The process.
-        owner: Owner,
-    },
+    /// The job has a connection or a datagram that no image can hold.
+    #[error(transparent)]
+    Obstacle(#[from] Obstacle),
     /// Packets cannot be held back.
     #[error(
         "cannot hold back the packets of the job's connections, in which data is on its way (needs CAP_NET_ADMIN, and nftables in Linux 5.12 or newer)"
@@ -158,48 +96,7 @@ pub enum SocketsError {
     },
 }
 
-impl SocketsError {
-    /// Returns true if the cause is likely to disappear soon: data arrives and connections are accepted.
-    #[must_use]
-    pub fn is_passing(&self) -> bool {
-        match self {
-            Self::NotAccepted { .. }
-            | Self::NotRead { .. }
-            | Self::Backlog { .. }
-            | Self::Datagram { .. }
-            | Self::Lock(_) => true,
-            Self::Kind { .. }
-            | Self::Tun { .. }
-            | Self::Process { .. }
-            | Self::Ask(_)
-            | Self::Destroy { .. } => false,
-        }
-    }
-
-    /// Returns true if it is the job that cannot be saved.
-    #[must_use]
-    pub fn is_of_the_job(&self) -> bool {
-        match self {
-            Self::NotAccepted { .. }
-            | Self::NotRead { .. }
-            | Self::Backlog { .. }
-            | Self::Datagram { .. }
-            | Self::Kind { .. }
-            | Self::Tun { .. } => true,
-            Self::Lock(_) | Self::Process { .. } | Self::Ask(_) | Self::Destroy { .. } => false,
-        }
-    }
-}
-
 impl Sockets {
-    /// Refuses sockets and devices of kinds that CRIU cannot dump.
-    ///
-    /// # Errors
-    /// The first one.
-    pub fn check_kinds(processes: &[Process]) -> Result<(), SocketsError> {
-        kinds::check(processes)
-    }
-
     /// Records the TCP sockets of `processes`, which share one network namespace.
     ///
     /// # Errors

@@ -28,7 +28,6 @@ mod init;
 mod io_uring;
 mod job_user;
 mod mounts;
-mod own_namespace;
 mod protocol;
 mod root;
 mod spawn;
@@ -39,7 +38,6 @@ pub use init::main as init_main;
 pub use io_uring::IoUring;
 pub use job_user::{JobUser, UserError};
 pub use mounts::own_mount;
-pub use own_namespace::{Threads, own_namespace};
 pub use protocol::{Credentials, Ended, Event, JobPids, ToolCommand};
 pub use spawn::{SpawnError, privilege_missing, raise_descriptor_limit, with_job_descriptor_limit};
 

@@ -20,12 +20,13 @@ use crate::clock;
 use crate::config;
 use crate::criu::Captured;
 use crate::gpu::inherited_devices::InheritedDevices;
-use crate::job::{self, Process, TreeError};
+use crate::job::{self, Process, TreeError, When};
 use crate::run::gpu_facts::CudaFacts;
 use crate::run::image_facts::{ImageFacts, Stopwatch};
 use crate::run::progress::Step;
 use crate::run::run_context::RunContext;
-use crate::sandbox::{self, SandboxError, Threads};
+use crate::run::running_job::Job;
+use crate::sandbox::SandboxError;
 use crate::store::{ImageId, ImageWriter, StreamWriter};
 use crate::sync::locked;
 
@@ -88,7 +89,7 @@ impl<'a> Dump<'a> {
         before.retain(|process| job::is_alive(process.host_pid));
         let dumped = criu_dump.run(
             |name, pipe| self.receive(name, pipe),
-            || self.still_network(),
+            || self.look_at_frozen(),
             || {
                 self.record()?;
                 while_frozen(self)
@@ -187,10 +188,17 @@ impl<'a> Dump<'a> {
         Ok(writer.stream(name)?)
     }
 
-    /// Records the job's sockets before CRIU reads the frozen tasks, and holds back packets on their way between them.
-    fn still_network(&self) -> Result<(), SnapshotError> {
+    /// Looks at the frozen tasks before CRIU does, records their sockets, and holds back what is on its way between them.
+    fn look_at_frozen(&self) -> Result<(), SnapshotError> {
         let processes = job::tree(self.root)?;
-        refuse_namespaces(&processes, Threads::First)?;
+        let job = self.subject.job;
+        if !job.lives(&processes) {
+            // CRIU also dumps a zombie, or a pending signal that is about to end a process; a restore would only repeat
+            // the same crash.
+            return Err(SnapshotError::Ended);
+        }
+        // Again, because nothing changes any more.
+        refuse_obstacles(job, &processes, When::Frozen)?;
         let sockets = job::Sockets::record(&processes, backlog(self.context()))?;
         let lock = sockets.hold_for_dump()?;
         *locked(&self.network) = Some(Network {
@@ -203,15 +211,7 @@ impl<'a> Dump<'a> {
     /// Records the facts that CRIU does not: sizes and contents of files, positions of the standard streams.
     fn record(&self) -> Result<(), SnapshotError> {
         let processes = job::tree(self.root)?;
-        if !self.subject.job.lives(&processes) {
-            // CRIU also dumps a zombie, or a pending signal that is about to end a process; a restore would only repeat
-            // the same crash.
-            return Err(SnapshotError::Ended);
-        }
-        // Again, because nothing changes any more.
-        job::check_restorable(self.subject.job.sandbox.pid(), &processes)?;
         self.inherited.check(&processes)?;
-        job::look_for_obstacles(&processes)?;
         // Locked only for the mark: no other thread waits for the streams while file contents are read.
         let mark = || locked(self.subject.streams).mark();
         let network = taken(&self.network)?;
@@ -275,23 +275,16 @@ impl<'a> Dump<'a> {
     }
 }
 
-/// Refuses a job with a process outside the namespaces of its first process.
-pub(super) fn refuse_namespaces(
+/// Refuses a job with state that a restore would not bring back.
+pub(super) fn refuse_obstacles(
+    job: &Job,
     processes: &[Process],
-    threads: Threads,
+    when: When,
 ) -> Result<(), SnapshotError> {
-    let Some(root) = processes.first() else {
-        return Ok(());
-    };
-    let pids = processes.iter().map(|process| process.host_pid);
-    let Some((pid, kind)) = sandbox::own_namespace(root.host_pid, pids, threads) else {
-        return Ok(());
-    };
-    let process = processes.iter().find(|process| process.host_pid == pid);
-    process.map_or(Ok(()), |process| {
-        let owner = job::Owner::of(process);
-        Err(SnapshotError::Namespace { owner, kind })
-    })
+    match job::find_obstacle(job.sandbox.pid(), processes, when)? {
+        Some(obstacle) => Err(obstacle.into()),
+        None => Ok(()),
+    }
 }
 
 /// Returns the treatment of incoming connections that the job has not accepted.

@@ -26,25 +26,12 @@ pub enum SnapshotError {
         "cannot take a snapshot: the job has mounted or remounted a file system at {}, and a restore would begin without that; mount it before ckpt-run starts, or undo the mount", .0.display()
     )]
     Mount(PathBuf),
-    /// The job has state that a restore would not bring back.
+    /// The job has state that a restore would not bring back, or that a snapshot would harm.
     #[error(transparent)]
     Obstacle(#[from] job::Obstacle),
-    /// A part of the job would be missing in the image, or could not be restored from it.
+    /// The job's sockets could not be listed, or their packets not held back.
     #[error(transparent)]
-    Unrestorable(job::UnrestorableError),
-    /// A process of the job has left the namespaces of the others.
-    #[error(
-        "{owner} has a {kind} namespace of its own, which CRIU cannot restore; start all of the job in it (`unshare … ckpt-run …`), or start the process without it"
-    )]
-    Namespace {
-        /// The process.
-        owner: job::Owner,
-        /// Name of the namespace.
-        kind: &'static str,
-    },
-    /// The job's sockets cannot be saved, or could not be listed.
-    #[error(transparent)]
-    Sockets(#[from] job::SocketsError),
+    Sockets(job::SocketsError),
     /// The timers could not be listed.
     #[error("cannot list the job's timers")]
     Timers(#[from] job::TimersError),
@@ -141,10 +128,7 @@ impl SnapshotError {
             Self::Gpu(error) => error.kind(),
             Self::Files(job::FilesError::Semaphore { .. } | job::FilesError::Elsewhere(_))
             | Self::Mount(_)
-            | Self::Obstacle(_)
-            | Self::Unrestorable(_)
-            | Self::Namespace { .. } => FailureKind::Unsupported,
-            Self::Sockets(error) if error.is_of_the_job() => FailureKind::Unsupported,
+            | Self::Obstacle(_) => FailureKind::Unsupported,
             Self::Criu { .. } | Self::Slow(_) | Self::Stream(_) => FailureKind::Criu,
             Self::Vetoed => FailureKind::Vetoed,
             Self::Ended => FailureKind::Ended,
@@ -169,7 +153,8 @@ impl SnapshotError {
     pub(crate) fn is_passing(&self) -> bool {
         match self {
             Self::Gpu(error) => error.is_passing(),
-            Self::Sockets(error) => error.is_passing(),
+            Self::Obstacle(obstacle) => obstacle.is_passing(),
+            Self::Sockets(job::SocketsError::Lock(_)) => true,
             Self::Criu { passes, .. } => *passes,
             _ => false,
         }
@@ -192,11 +177,11 @@ impl From<job::TreeError> for SnapshotError {
     }
 }
 
-impl From<job::UnrestorableError> for SnapshotError {
-    fn from(error: job::UnrestorableError) -> Self {
+impl From<job::SocketsError> for SnapshotError {
+    fn from(error: job::SocketsError) -> Self {
         match error {
-            job::UnrestorableError::Tree(error) => error.into(),
-            error => Self::Unrestorable(error),
+            job::SocketsError::Obstacle(obstacle) => obstacle.into(),
+            error => Self::Sockets(error),
         }
     }
 }

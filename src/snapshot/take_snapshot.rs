@@ -25,14 +25,14 @@ use crate::gpu::error::GpuError;
 use crate::gpu::inherited_devices;
 use crate::gpu::processes::Gpu;
 use crate::gpu::resident::{ResidentError, ResidentPlan, Standby};
-use crate::job::{self, Process};
+use crate::job::{self, Process, When};
 use crate::run::image_facts::{ImageFacts, Stopwatch, Trigger};
 use crate::run::machine;
 use crate::run::progress::{Step, Work};
 use crate::run::run_context::RunContext;
 use crate::run::run_state::RunState;
 use crate::run::running_job::{Job, SharedStreams};
-use crate::sandbox::{self, Isolation, Threads};
+use crate::sandbox::{self, Isolation};
 use crate::store::{ImageId, ImageWriter, WriteOptions};
 
 /// Number of cores that the freeze may need: for CRIU, for the threads that copy its largest file, and for the driver.
@@ -141,12 +141,10 @@ fn attempt(
     if !job.lives(&processes) {
         return Err(SnapshotError::Ended);
     }
-    job::check_restorable(job.sandbox.pid(), &processes)?;
     if let Some(mount) = own_mount(job) {
         return Err(SnapshotError::Mount(mount));
     }
-    job::look_ahead(&processes)?;
-    dump::refuse_namespaces(&processes, Threads::All)?;
+    dump::refuse_obstacles(job, &processes, When::Ahead)?;
     look_at_sockets(context, &processes)?;
     job.own_activity.begins(job::cpu_time(&processes));
     let mut gpu = Gpu::of(context, &processes)?;
@@ -178,12 +176,11 @@ fn attempt(
     }
 }
 
-/// Refuses a job with sockets of a kind or in a state that no image can hold, before it is frozen. Their state is
-/// checked again when it is frozen.
+/// Refuses a job whose sockets are in a state that no image can hold, before it is frozen. It is checked again when the
+/// job is frozen.
 fn look_at_sockets(context: &RunContext, processes: &[Process]) -> Result<(), SnapshotError> {
-    job::Sockets::check_kinds(processes)?;
     match job::Sockets::record(processes, dump::backlog(context)) {
-        Err(error) if error.is_of_the_job() => Err(error.into()),
+        Err(job::SocketsError::Obstacle(obstacle)) => Err(obstacle.into()),
         // A process may exit at any moment.
         Ok(_) | Err(_) => Ok(()),
     }

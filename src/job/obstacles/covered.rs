@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, statx};
 
-use super::{Obstacle, ProcessName};
+use super::{Finding, Obstacle};
 use crate::job::files::is_deleted;
 use crate::job::tree::Process;
 use crate::mount_table::Mount;
@@ -22,7 +22,7 @@ struct Mounts {
 }
 
 /// Looks for the first file or folder that a process has open, or works in, and that its path does not lead to.
-pub(super) fn look(processes: &[Process]) -> Result<(), Obstacle> {
+pub(super) fn find(processes: &[Process]) -> Option<Obstacle> {
     let root = processes.first().map(|root| Mounts::of(root.host_pid));
     let mounts = root.unwrap_or_default();
     let mut seen = HashSet::new();
@@ -41,12 +41,11 @@ pub(super) fn look(processes: &[Process]) -> Result<(), Obstacle> {
                 continue;
             };
             if seen.insert((path.clone(), mount)) && mounts.cover(&path, mount) {
-                let process = ProcessName::of(process.host_pid, process.pid);
-                return Err(Obstacle::Covered { process, path });
+                return Some(Obstacle::of(process, Finding::Covered(path)));
             }
         }
     }
-    Ok(())
+    None
 }
 
 impl Mounts {

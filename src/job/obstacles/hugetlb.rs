@@ -8,7 +8,7 @@ use std::fs;
 
 use procfs::process::{MMPermissions, MemoryMap, VmFlags};
 
-use super::{Obstacle, ProcessName};
+use super::{Finding, Obstacle};
 use crate::job::tree::{self, Process};
 
 /// A folder for each size of huge pages.
@@ -28,9 +28,9 @@ fn has_some(process: &Process) -> bool {
         .is_ok_and(|status| status.hugetlbpages.is_some_and(|kib| kib > 0))
 }
 
-/// Looks whether a restore could have the huge pages that it needs. The kernel checks each page of a process for this:
+/// Looks for huge pages that a restore could not have. The kernel checks each page of a process for this:
 /// not while the tasks are frozen.
-pub(super) fn look(processes: &[Process]) -> Result<(), Obstacle> {
+pub(super) fn find(processes: &[Process]) -> Option<Obstacle> {
     let mut needs = Needs::new();
     for process in processes.iter().filter(|one| has_some(one)) {
         let Ok(maps) = tree::smaps(process.host_pid) else {
@@ -40,15 +40,11 @@ pub(super) fn look(processes: &[Process]) -> Result<(), Obstacle> {
             add(&mut needs, map);
         }
         if let Some((kib, needed, pool)) = excess(&needs, pool) {
-            return Err(Obstacle::HugePages {
-                process: ProcessName::of(process.host_pid, process.pid),
-                kib,
-                needed,
-                pool,
-            });
+            let finding = Finding::HugePages { kib, needed, pool };
+            return Some(Obstacle::of(process, finding));
         }
     }
-    Ok(())
+    None
 }
 
 fn add(needs: &mut Needs, map: &MemoryMap) {

@@ -11,7 +11,7 @@ use std::path::{Component, Path, PathBuf};
 
 use nix::sys::statfs::{PROC_SUPER_MAGIC, statfs};
 
-use super::{Obstacle, ProcessName};
+use super::{Finding, Obstacle};
 use crate::job::tree::Process;
 
 /// Where `/proc` is mounted.
@@ -27,7 +27,7 @@ pub(in crate::job) fn is_proc_file(link: &Path, target: &Path) -> bool {
 }
 
 /// Looks for the first file that a restore would not open, or open as another one.
-pub(super) fn look(processes: &[Process]) -> Result<(), Obstacle> {
+pub(super) fn find(processes: &[Process]) -> Option<Obstacle> {
     let pids: HashSet<i32> = processes.iter().map(|process| process.pid).collect();
     // The kernel gives paths from the root of the mount namespace, also for a process that has another root.
     let top = processes.first().map_or(0, |root| root.host_pid);
@@ -45,16 +45,12 @@ pub(super) fn look(processes: &[Process]) -> Result<(), Obstacle> {
             }
             let reached = || Reached::by(&link, &top, &path);
             if let Some(reason) = reason(&path, &pids, reached) {
-                let process = ProcessName::of(process.host_pid, process.pid);
-                return Err(Obstacle::ProcFile {
-                    process,
-                    path,
-                    reason,
-                });
+                let finding = Finding::ProcFile { path, reason };
+                return Some(Obstacle::of(process, finding));
             }
         }
     }
-    Ok(())
+    None
 }
 
 /// What the path of an open file leads to.

@@ -6,8 +6,8 @@ use std::path::Path;
 
 use procfs::process::Process as ProcessEntry;
 
-use super::{Owner, SocketsError};
 use crate::job::Process;
+use crate::job::obstacles::{Finding, Obstacle};
 
 /// Names of the protocols that CRIU knows (`struct proto` of Linux 4.10 to 6.18).
 const KNOWN: [&str; 14] = [
@@ -34,7 +34,7 @@ const NAME_BYTES_MAX: usize = 64;
 const TUN: &str = "/dev/net/tun";
 
 /// Looks for a descriptor that CRIU cannot dump. A process or descriptor that goes meanwhile has none.
-pub(super) fn check(processes: &[Process]) -> Result<(), SocketsError> {
+pub(in crate::job) fn find_unknown_kind(processes: &[Process]) -> Option<Obstacle> {
     let mut seen = HashSet::new();
     for process in processes {
         let Ok(descriptors) = fs::read_dir(format!("/proc/{}/fd", process.host_pid)) else {
@@ -47,10 +47,7 @@ pub(super) fn check(processes: &[Process]) -> Result<(), SocketsError> {
             };
             let number = descriptor.file_name().to_string_lossy().into_owned();
             if target == Path::new(TUN) {
-                return Err(SocketsError::Tun {
-                    owner: Owner::of(process),
-                    descriptor: number,
-                });
+                return Some(Obstacle::of(process, Finding::Tun(number)));
             }
             if !target
                 .as_os_str()
@@ -61,16 +58,16 @@ pub(super) fn check(processes: &[Process]) -> Result<(), SocketsError> {
                 continue;
             }
             if let Some(kind) = protocol(&path).filter(|name| !KNOWN.contains(&name.as_str())) {
-                return Err(SocketsError::Kind {
-                    owner: Owner::of(process),
+                let finding = Finding::Socket {
                     descriptor: number,
                     remedy: remedy(&kind),
                     kind,
-                });
+                };
+                return Some(Obstacle::of(process, finding));
             }
         }
     }
-    Ok(())
+    None
 }
 
 fn protocol(descriptor: &Path) -> Option<String> {

@@ -12,36 +12,12 @@ use procfs::process::{FDTarget, Process as ProcessEntry};
 use super::kinds::unsent_datagrams;
 use super::{Sockets, SocketsError, covers};
 use crate::job::Process;
+use crate::job::obstacles::{Finding, Obstacle};
 
 /// Limit on the looks for datagrams that a network device still holds.
 const LOOKS_MAX: u32 = 5;
 /// Interval between them.
 const LOOK_INTERVAL: Duration = Duration::from_millis(2);
-
-/// A process of the job, for messages.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Owner {
-    /// Pid as the job sees it.
-    pub pid: i32,
-    /// The kernel's name of the process.
-    pub name: String,
-}
-
-impl std::fmt::Display for Owner {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "process {} ({})", self.pid, self.name.escape_debug())
-    }
-}
-
-impl Owner {
-    pub(crate) fn of(process: &Process) -> Self {
-        let name = std::fs::read(format!("/proc/{}/comm", process.host_pid)).unwrap_or_default();
-        Self {
-            pid: process.pid,
-            name: String::from_utf8_lossy(name.trim_ascii_end()).into_owned(),
-        }
-    }
-}
 
 /// Both ends of a connection: local, remote.
 type Ends = (SocketAddr, SocketAddr);
@@ -148,7 +124,7 @@ impl TcpTable {
 
     /// Looks for a connection within the job whose other end is a socket that no process has open, and that is of
     /// consequence. CRIU cannot dump such a socket.
-    pub fn check_other_ends(&self) -> Result<(), SocketsError> {
+    pub fn check_other_ends(&self) -> Result<(), Obstacle> {
         for (&(local, remote), entry, other) in self.ends() {
             let (Some(process), Some(other)) = (self.owner(entry), other) else {
                 continue;
@@ -156,27 +132,20 @@ impl TcpTable {
             if other.inode != 0 {
                 continue;
             }
-            let owner = Owner::of(process);
             // Ends that another program has closed cannot be told from those that the job has closed. Those of a program
             // that the job connected to do not matter here.
             match other.state {
                 TcpState::Established | TcpState::SynRecv | TcpState::CloseWait
                     if self.listens(&remote) =>
                 {
-                    return Err(SocketsError::NotAccepted {
-                        owner,
-                        local,
-                        remote,
-                    });
+                    let finding = Finding::NotAccepted { local, remote };
+                    return Err(Obstacle::of(process, finding));
                 }
                 TcpState::FinWait1 | TcpState::Closing | TcpState::LastAck
                     if self.listens(&remote) || self.listens(&local) =>
                 {
-                    return Err(SocketsError::NotRead {
-                        owner,
-                        local,
-                        remote,
-                    });
+                    let finding = Finding::NotRead { local, remote };
+                    return Err(Obstacle::of(process, finding));
                 }
                 _ => {}
             }
@@ -197,8 +166,7 @@ impl TcpTable {
                 break;
             };
             if look == LOOKS_MAX {
-                let owner = Owner::of(process);
-                return Err(SocketsError::Datagram { owner });
+                return Err(Obstacle::of(process, Finding::Datagram).into());
             }
             thread::sleep(LOOK_INTERVAL);
         }
@@ -210,17 +178,13 @@ impl TcpTable {
     }
 
     /// Looks for a connection from another program that the job has not accepted.
-    pub fn check_backlog(&self) -> Result<(), SocketsError> {
+    pub fn check_backlog(&self) -> Result<(), Obstacle> {
         let waits = self.listening.iter().find(|(_, entry)| entry.rx_queue > 0);
         let Some((local, entry)) = waits else {
             return Ok(());
         };
-        let owner = self.owner(entry).map(Owner::of);
-        owner.map_or(Ok(()), |owner| {
-            Err(SocketsError::Backlog {
-                owner,
-                local: *local,
-            })
+        self.owner(entry).map_or(Ok(()), |process| {
+            Err(Obstacle::of(process, Finding::Backlog(*local)))
         })
     }
 }

@@ -2,6 +2,7 @@
 
 use super::diagnosis::{ID_BYTES, REPORT_BYTES};
 use super::*;
+use crate::job::obstacles::Finding;
 use nix::sys::socket::{
     AddressFamily, SockFlag, SockType, SockaddrIn, bind, connect, getsockname, socket,
 };
@@ -82,12 +83,12 @@ fn a_connection_that_waits_in_a_listener_is_found() {
     let client = TcpStream::connect(at).unwrap();
     let inside = table(&[&listener, &client]);
     let error = inside.check_other_ends().unwrap_err();
-    assert!(error.is_passing() && error.is_of_the_job(), "{error}");
-    assert!(matches!(error, SocketsError::NotAccepted { remote, .. } if remote == at));
+    assert!(error.is_passing(), "{error}");
+    assert!(matches!(error.finding, Finding::NotAccepted { remote, .. } if remote == at));
     let outside = table(&[&listener]);
     outside.check_other_ends().unwrap();
     let error = outside.check_backlog().unwrap_err();
-    assert!(matches!(error, SocketsError::Backlog { local, .. } if local == at));
+    assert!(matches!(error.finding, Finding::Backlog(local) if local == at));
     let _server = listener.accept().unwrap();
     table(&[&listener]).check_backlog().unwrap();
 }
@@ -103,7 +104,7 @@ fn a_closed_end_matters_until_all_its_data_was_received() {
     // Of another program.
     table(&[&client]).check_other_ends().unwrap();
     let error = table(&[&client, &listener]).check_other_ends().unwrap_err();
-    assert!(matches!(error, SocketsError::NotRead { .. }), "{error}");
+    assert!(matches!(error.finding, Finding::NotRead { .. }), "{error}");
     client.read_to_end(&mut Vec::new()).unwrap();
     table(&[&client, &listener]).check_other_ends().unwrap();
 }

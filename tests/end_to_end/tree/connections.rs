@@ -248,7 +248,10 @@ fn a_connection_with_data_that_is_not_accepted_is_refused_until_it_is() {
     for (family, words) in [
         (
             "tcp",
-            &["(python3) waits to be accepted", "let the job accept"][..],
+            &[
+                "(python3) has a connection that waits to be accepted",
+                "let the job accept",
+            ][..],
         ),
         ("unix", &["has not accepted yet"]),
     ] {

@@ -43,12 +43,12 @@ fn refused_until_it_lets_go(script: &str, words: &[&str]) {
 #[apply(as_root)]
 fn a_process_with_namespaces_of_its_own_is_refused() {
     for (option, name) in [
-        ("--net", "network"),
-        ("--ipc", "IPC"),
-        ("--uts", "UTS"),
-        ("--user", "user"),
-        ("--cgroup", "cgroup"),
-        ("--time", "time"),
+        ("--net", "a network"),
+        ("--ipc", "an IPC"),
+        ("--uts", "a UTS"),
+        ("--user", "a user"),
+        ("--cgroup", "a cgroup"),
+        ("--time", "a time"),
     ] {
         let script = format!(
             r#"
@@ -57,8 +57,8 @@ child.stdout.read(1)
 hold(child.communicate)
 "#
         );
-        let message = format!("(sh) has a {name} namespace of its own");
-        refused_until_it_lets_go(&script, &[&message, "which CRIU cannot restore; start all"]);
+        let message = format!("(sh) has {name} namespace of its own");
+        refused_until_it_lets_go(&script, &[&message, "start ckpt-run inside of it"]);
     }
 }
 

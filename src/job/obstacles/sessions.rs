@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-use super::{UnrestorableError, name};
+use super::{Finding, Obstacle, ProcessName};
 use crate::job::tree::{self, Process};
 
 /// A process as CRIU sees it when it creates the tree again; all numbers as the host sees them.
@@ -17,11 +17,8 @@ struct Member {
     session: i32,
 }
 
-/// Checks that CRIU can give each of `processes` its session; the first of them is the tree's root.
-///
-/// # Errors
-/// [`UnrestorableError::Session`] names the first process for which it cannot.
-pub(super) fn sessions_come_back(processes: &[Process]) -> Result<(), UnrestorableError> {
+/// Looks for the first of `processes` that CRIU cannot give its session; the first of them is the tree's root.
+pub(super) fn find(processes: &[Process]) -> Option<Obstacle> {
     let member = |process: &Process| {
         // A process that has exited meanwhile needs no session.
         let stat = tree::stat(process.host_pid).ok()?;
@@ -32,21 +29,20 @@ pub(super) fn sessions_come_back(processes: &[Process]) -> Result<(), Unrestorab
         })
     };
     let members: Vec<Member> = processes.iter().filter_map(member).collect();
-    let Some(lost) = first_lost(&members) else {
-        return Ok(());
-    };
+    let lost = first_lost(&members)?;
     let inside = |host_pid| {
         let same = processes
             .iter()
             .find(|process| process.host_pid == host_pid);
         same.map(|process| process.pid)
     };
-    Err(UnrestorableError::Session {
-        pid: inside(lost.pid).unwrap_or(lost.pid),
-        name: name(lost.pid),
-        leader: inside(lost.session).unwrap_or_else(|| session_inside(lost)),
-        parent: inside(lost.parent).unwrap_or(lost.parent),
-        parent_name: name(lost.parent),
+    let named = |pid| ProcessName::of(pid, inside(pid).unwrap_or(pid));
+    Some(Obstacle {
+        process: named(lost.pid),
+        finding: Finding::Session {
+            leader: inside(lost.session).unwrap_or_else(|| session_inside(lost)),
+            parent: named(lost.parent),
+        },
     })
 }
 

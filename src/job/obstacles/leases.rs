@@ -6,14 +6,11 @@
 
 use std::fs;
 
-use super::{UnrestorableError, name};
+use super::{Finding, Obstacle};
 use crate::job::tree::Process;
 
-/// Checks that none of `processes` has a lease that an open for reading breaks, or has broken.
-///
-/// # Errors
-/// [`UnrestorableError::Lease`] names the process and the file.
-pub(super) fn no_write_leases(processes: &[Process]) -> Result<(), UnrestorableError> {
+/// Looks for a lease that an open for reading breaks, or has broken.
+pub(super) fn find(processes: &[Process]) -> Option<Obstacle> {
     for process in processes {
         // A process that has exited meanwhile has no lease.
         let entries = fs::read_dir(format!("/proc/{}/fdinfo", process.host_pid));
@@ -22,15 +19,12 @@ pub(super) fn no_write_leases(processes: &[Process]) -> Result<(), UnrestorableE
             if text.lines().any(is_write_lease) {
                 let link = format!("/proc/{}/fd", process.host_pid);
                 let path = fs::read_link(std::path::Path::new(&link).join(entry.file_name()));
-                return Err(UnrestorableError::Lease {
-                    pid: process.pid,
-                    name: name(process.host_pid),
-                    path: path.unwrap_or_default(),
-                });
+                let finding = Finding::Lease(path.unwrap_or_default());
+                return Some(Obstacle::of(process, finding));
             }
         }
     }
-    Ok(())
+    None
 }
 
 /// Returns true for a lock in `/proc/PID/fdinfo/FD` that is a lease, unless it is a read lease that nobody breaks.

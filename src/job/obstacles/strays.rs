@@ -3,31 +3,32 @@
 //! CRIU dumps the tree's first process and what is below it. That process adopts orphans, so everything is below it; if
 //! it ever is not, an image would omit processes silently.
 
-use super::{UnrestorableError, name};
-use crate::job::tree::{self, Process};
+use super::{Finding, Obstacle, ProcessName};
+use crate::job::tree::{self, Process, TreeError};
 
-/// Checks that every process of the job is among `processes`, which are those below the tree's first one. `sandbox` is
+/// Looks for a process of the job that is not among `processes`, which are those below the tree's first one. `sandbox` is
 /// pid 1 of the sandbox, as the host sees it.
 ///
 /// Pid 1's own children (CRIU, the watcher) are in its session, which no process of the job can join.
 ///
 /// # Errors
-/// [`UnrestorableError::Stray`] names a process that is not; [`UnrestorableError::Tree`] if that cannot be determined.
-pub(super) fn no_strays(sandbox: i32, processes: &[Process]) -> Result<(), UnrestorableError> {
+/// The processes cannot be read.
+pub(super) fn find(sandbox: i32, processes: &[Process]) -> Result<Option<Obstacle>, TreeError> {
     let children = match tree::children(sandbox) {
         // A sandbox that is gone has no job, which the snapshot finds out by itself.
-        Err(error) if tree::is_gone(&error) => return Ok(()),
+        Err(error) if tree::is_gone(&error) => return Ok(None),
         children => children?,
     };
     let is_in_tree = |child| processes.iter().any(|process| process.host_pid == child);
     let is_stray = |child: &i32| !is_in_tree(*child) && is_the_jobs(*child, sandbox);
-    match children.into_iter().find(is_stray) {
-        Some(stray) => Err(UnrestorableError::Stray {
-            pid: tree::describe(stray).map_or(stray, |process| process.pid),
-            name: name(stray),
-        }),
-        None => Ok(()),
-    }
+    let stray = children.into_iter().find(is_stray);
+    Ok(stray.map(|stray| {
+        let pid = tree::describe(stray).map_or(stray, |process| process.pid);
+        Obstacle {
+            process: ProcessName::of(stray, pid),
+            finding: Finding::Stray,
+        }
+    }))
 }
 
 /// Returns true if a child of pid 1 is alive and not one of ckpt-run's own.
@@ -77,11 +78,12 @@ for child in children: os.kill(child, signal.SIGKILL)";
             .collect();
         let pid = i32::try_from(sandbox.id()).unwrap();
         let [tool, job] = [pids[0], pids[1]].map(|pid| tree::describe(pid).unwrap());
-        assert!(no_strays(pid, &[job]).is_ok());
-        let stray = no_strays(pid, &[tool]).unwrap_err();
-        assert!(matches!(stray, UnrestorableError::Stray { pid, .. } if pid == job.pid));
+        assert_eq!(find(pid, &[job]).unwrap(), None);
+        let stray = find(pid, &[tool]).unwrap();
+        assert_eq!(stray, Some(Obstacle::of(&job, Finding::Stray)));
         drop(sandbox.stdin.take());
         sandbox.wait().unwrap();
-        assert!(no_strays(pid, &[tool]).is_ok(), "nobody is there any more");
+        let left = find(pid, &[tool]).unwrap();
+        assert_eq!(left, None, "nobody is there any more");
     }
 }
