@@ -86,7 +86,7 @@ def record(runner):
         "CRIU": runner.criu.version,
         "tests of CRIU": runner.revision,
         "ckpt-run": programs.first_line(options.bin, "--version").removeprefix("ckpt-run "),
-        "tests without the flag suid": "as another user" if runner.as_user else "as root",
+        "tests without the flag suid": "as another user" if runner.as_user else "as another user, by plain CRIU as root",
         "duration": f"{runner.seconds:.0f} s, {options.parallel} at a time",
     }
     text = ["# zdtm", "", f"`{line}`", "", *(f"- {name}: {fact}" for name, fact in facts.items())]

@@ -87,7 +87,8 @@ def main(doc):
         way, folder, program, words = options.one
         test = source.Test.of(pathlib.Path(program), json.loads(words))
         tools = Tools(options.bin, options.criu, target / "starter")
-        arguments = (test, criu, tools, pathlib.Path(folder), may_change_user())
+        as_user = way != "plain" or may_change_user()
+        arguments = (test, criu, tools, pathlib.Path(folder), as_user)
         return trial.adopt(lambda: trial.one_way(way, *arguments))
     if not options.no_install:
         source.install()
@@ -156,9 +157,15 @@ class Runner:
         if found["plain"][0] == trial.NOT_STARTED:
             return found
         result, why = self.isolated(test, "kept", folder)
-        if result == trial.HARMED:
+        if result in (trial.HARMED, trial.WRONG, trial.HANGS):
             alone = self.isolated(test, "untouched", folder)
-            result = trial.WRONG if alone[0] == trial.PASSES else trial.REFUSED
+            if alone[0] != trial.PASSES:
+                # Not for the snapshot.
+                refused = result == trial.HARMED
+                result = trial.REFUSED if refused else trial.NOT_STARTED
+                why = why if refused else f"fails as a job that is left alone: {alone[1]}"
+            elif result == trial.HARMED:
+                result = trial.WRONG
         return found | {"kept": (result, why)}
 
     def isolated(self, test, way, folder):

@@ -149,6 +149,8 @@ def reason_to_skip(test, criu):
     """Why a test cannot run on this machine, or nothing."""
     if test.description.get("arch", platform.machine()) != platform.machine():
         return f"for {test.description['arch']}"
+    if "--tcp-close" in [word for key in ("opts", "dopts", "ropts") for word in test.words(key)]:
+        return "it wants connections to be closed, and ckpt-run restores them"
     for feature in test.words("feature"):
         if not criu.has_feature(feature):
             return f"CRIU or the kernel lacks {feature}"

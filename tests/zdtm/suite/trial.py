@@ -118,7 +118,10 @@ class Kept:
     def __init__(self, test, tools, folder, as_user):
         self.one = started.Started(test, folder / "work")
         words = [tools.starter, *self.one.words]
-        self.run = supervised.Supervised(tools, folder, words, self.one.environment(as_user))
+        environment = self.one.environment(as_user)
+        if "seccomp" in test.name:
+            environment["CKPT_RUN_SANDBOX_IO_URING"] = "allow"
+        self.run = supervised.Supervised(tools, folder, words, environment)
 
     def starts(self):
         ready = self.run.wait_for(self.one.is_ready, started.START_SECONDS_MAX)
