@@ -87,7 +87,7 @@ def main(doc):
         way, folder, program, words = options.one
         test = source.Test.of(pathlib.Path(program), json.loads(words))
         tools = Tools(options.bin, options.criu, target / "starter")
-        as_user = way != "plain" or may_change_user()
+        as_user = may_change_user() if way == "plain" else way != trial.AS_ROOT
         arguments = (test, criu, tools, pathlib.Path(folder), as_user)
         return trial.adopt(lambda: trial.one_way(way, *arguments))
     if not options.no_install:
@@ -157,6 +157,8 @@ class Runner:
         if found["plain"][0] == trial.NOT_STARTED:
             return found
         result, why = self.isolated(test, "kept", folder)
+        if result == trial.NOT_STARTED:
+            result, why = self.isolated(test, trial.AS_ROOT, folder)
         if result in (trial.HARMED, trial.WRONG, trial.HANGS):
             alone = self.isolated(test, "untouched", folder)
             if alone[0] != trial.PASSES:

@@ -219,7 +219,9 @@ def untouched(test, criu, tools, folder, as_user):
         it.one.clean()
 
 
-WAYS = {"plain": plain, "kept": kept, "untouched": untouched}
+# A test that does not start as another user.
+AS_ROOT = "as-root"
+WAYS = {"plain": plain, "kept": kept, AS_ROOT: kept, "untouched": untouched}
 
 
 def one_way(way, *arguments):
