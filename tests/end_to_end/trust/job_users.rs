@@ -6,7 +6,7 @@ use std::process::Command;
 
 use nix::unistd::User;
 
-use crate::harness::{ON_REQUEST, Place, apply, as_root, skip, stderr, wait_until};
+use crate::harness::{ON_REQUEST, Place, apply, as_root, stderr, wait_until};
 
 /// A user that every Debian has, with groups and a home of its own.
 const USER: &str = "mail";
