@@ -2,7 +2,7 @@
     unsafe_code,
     reason = "an ioctl that has no safe wrapper, and the descriptor it returns"
 )]
-//! The paths to which the unix sockets of a process are bound.
+//! What only a process's own descriptors say: the paths to which its unix sockets are bound, and what waits to be read.
 //!
 //! `/proc/net/unix` has the name that the process passed, which may be relative to a folder it has left. The socket
 //! itself refers to its file, so the socket is borrowed for a moment.
@@ -31,6 +31,12 @@ impl Borrower {
     pub fn new(pid: i32) -> Option<Self> {
         let process = pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty());
         process.ok().map(Self)
+    }
+
+    /// Returns the number of bytes that wait to be read from a descriptor; `None` where that is not known.
+    pub fn unread(&self, number: RawFd) -> Option<u64> {
+        let borrowed = pidfd_getfd(&self.0, number, PidfdGetfdFlags::empty()).ok()?;
+        rustix::io::ioctl_fionread(&borrowed).ok()
     }
 
     /// Returns the file of the bound unix socket to which a link in `/proc/PID/fd` leads; `None` as in

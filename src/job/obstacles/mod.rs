@@ -11,6 +11,7 @@ mod obstacle;
 mod proc_files;
 mod sessions;
 mod strays;
+mod watches;
 
 pub use hugetlb::have_huge_pages;
 pub use obstacle::{Finding, Obstacle, ProcessName, When, find_obstacle};

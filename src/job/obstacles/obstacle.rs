@@ -5,7 +5,7 @@ use std::fs;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use super::{covered, hugetlb, leases, namespaces, proc_files, sessions, strays};
+use super::{covered, hugetlb, leases, namespaces, proc_files, sessions, strays, watches};
 use crate::job::sockets;
 use crate::job::tree::{Process, TreeError};
 
@@ -36,7 +36,8 @@ impl Obstacle {
             Finding::NotAccepted { .. }
             | Finding::NotRead { .. }
             | Finding::Backlog(_)
-            | Finding::Datagram => true,
+            | Finding::Datagram
+            | Finding::Events(_) => true,
             Finding::Stray
             | Finding::Session { .. }
             | Finding::Lease(_)
@@ -45,7 +46,8 @@ impl Obstacle {
             | Finding::Covered(_)
             | Finding::HugePages { .. }
             | Finding::Socket { .. }
-            | Finding::Tun(_) => false,
+            | Finding::Tun(_)
+            | Finding::WatchedLink(_) => false,
         }
     }
 }
@@ -165,6 +167,18 @@ pub enum Finding {
         "has begun a datagram (UDP_CORK, MSG_MORE), which CRIU cannot save; let it send the datagram"
     )]
     Datagram,
+    /// Events of watched files wait to be read from this descriptor.
+    #[error(
+        "has not read all events of the files that it watches (inotify or fanotify, descriptor {0}), which CRIU does not \
+         save; let it read them, or close the descriptor"
+    )]
+    Events(i32),
+    /// A symbolic link is watched itself.
+    #[error(
+        "watches the link {} itself (inotify, IN_DONT_FOLLOW), which CRIU cannot restore; watch what it leads to, or the \
+         folder that it is in", .0.display()
+    )]
+    WatchedLink(PathBuf),
 }
 
 /// The moment of a search.
@@ -192,7 +206,8 @@ pub fn find_obstacle(
     let found = sessions::find(processes)
         .or_else(|| leases::find(processes))
         .or_else(|| namespaces::find(processes))
-        .or_else(|| proc_files::find(processes));
+        .or_else(|| proc_files::find(processes))
+        .or_else(|| watches::find(processes));
     Ok(match when {
         When::Ahead => found
             .or_else(|| covered::find(processes))

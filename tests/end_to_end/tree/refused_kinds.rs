@@ -140,3 +140,32 @@ fn a_loopback_interface_that_is_down_is_named() {
     fs::write(place.file("end"), "").expect("a gate");
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
 }
+
+/// CRIU drops such events, and a program that waits for one of them would wait for ever.
+#[apply(as_root)]
+fn events_of_watched_files_that_were_not_read_are_refused() {
+    let script = r#"
+import ctypes
+libc = ctypes.CDLL(None)
+os.mkdir("watched")
+watch = libc.inotify_init(); assert libc.inotify_add_watch(watch, b"watched", 0x100) > 0
+open("watched/file", "w").close()
+hold(lambda: os.read(watch, 4096))
+"#;
+    refused_until_it_lets_go(
+        script,
+        &["(python3) has not read all events", "let it read"],
+    );
+}
+
+#[apply(as_root)]
+fn a_link_that_is_watched_itself_is_refused() {
+    let script = r#"
+import ctypes
+libc = ctypes.CDLL(None)
+os.symlink("nowhere", "link")
+watch = libc.inotify_init(); assert libc.inotify_add_watch(watch, b"link", 0x2000004) > 0
+hold(lambda: os.close(watch))
+"#;
+    refused_until_it_lets_go(script, &["(python3) watches the link /", "/link itself"]);
+}

@@ -1,0 +1,168 @@
+#![allow(
+    unsafe_code,
+    reason = "a system call without a safe wrapper, and the descriptor it returns"
+)]
+//! Watches of files (inotify, fanotify) of which a restore would lose something.
+//!
+//! CRIU (4.2.1) drops events that the process has not read; a program that waits for one of them waits for ever. It finds
+//! a watched file again by its path, or by its handle, but not a symbolic link that is watched itself (`IN_DONT_FOLLOW`):
+//! the dump succeeds, and the restore fails.
+
+use std::fs::{self, File};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::libc;
+use procfs::process::Process as ProcessEntry;
+
+use super::{Finding, Obstacle};
+use crate::job::nodes::Borrower;
+use crate::job::tree::Process;
+
+/// Targets of the links in `/proc/PID/fd`.
+const INOTIFY: &str = "anon_inode:inotify";
+const FANOTIFY: &str = "anon_inode:[fanotify]";
+/// Largest handle (`MAX_HANDLE_SZ`).
+const HANDLE_BYTES_MAX: usize = 128;
+
+/// Looks for the first watch of which something would be lost.
+pub(super) fn find(processes: &[Process]) -> Option<Obstacle> {
+    processes.iter().find_map(|process| {
+        let folder = PathBuf::from(format!("/proc/{}", process.host_pid));
+        let descriptors = fs::read_dir(folder.join("fd")).into_iter().flatten();
+        descriptors.flatten().find_map(|descriptor| {
+            let target = fs::read_link(descriptor.path()).ok()?;
+            let is_watching = [INOTIFY, FANOTIFY]
+                .iter()
+                .any(|kind| target == Path::new(kind));
+            let number = descriptor.file_name().to_str()?.parse().ok()?;
+            let finding = is_watching
+                .then(|| lost(process.host_pid, number))
+                .flatten()?;
+            Some(Obstacle::of(process, finding))
+        })
+    })
+}
+
+/// Returns what would be lost of the watches of a descriptor.
+fn lost(pid: i32, number: i32) -> Option<Finding> {
+    if Borrower::new(pid).and_then(|it| it.unread(number)) > Some(0) {
+        return Some(Finding::Events(number));
+    }
+    let text = fs::read_to_string(format!("/proc/{pid}/fdinfo/{number}")).ok()?;
+    let link = text
+        .lines()
+        .filter_map(Watched::parse)
+        .find_map(|watched| watched.link(pid));
+    link.map(Finding::WatchedLink)
+}
+
+/// The file of an inotify watch.
+#[derive(Debug, PartialEq, Eq)]
+struct Watched {
+    /// The device of its file system, as `/proc/PID/mountinfo` has it.
+    device: String,
+    handle: Handle,
+}
+
+/// `struct file_handle`.
+#[repr(C)]
+#[derive(Debug, PartialEq, Eq)]
+struct Handle {
+    bytes: u32,
+    kind: i32,
+    content: [u8; HANDLE_BYTES_MAX],
+}
+
+impl Watched {
+    /// Reads a line of `/proc/PID/fdinfo/FD`. `None` for other lines, and for a file system without handles.
+    fn parse(line: &str) -> Option<Self> {
+        let line = line.strip_prefix("inotify ")?;
+        let field = |name: &str| {
+            let mut words = line.split_whitespace();
+            words.find_map(|word| word.strip_prefix(name)?.strip_prefix(':'))
+        };
+        let device = u32::from_str_radix(field("sdev")?, 16).ok()?;
+        let digits = field("f_handle")?;
+        let mut content = [0; HANDLE_BYTES_MAX];
+        for (at, byte) in content.iter_mut().enumerate().take(digits.len() / 2) {
+            *byte = u8::from_str_radix(digits.get(2 * at..2 * at + 2)?, 16).ok()?;
+        }
+        Some(Self {
+            device: format!("{}:{}", device >> 20, device & 0xf_ffff),
+            handle: Handle {
+                bytes: u32::from_str_radix(field("fhandle-bytes")?, 16).ok()?,
+                kind: i32::from_str_radix(field("fhandle-type")?, 16).ok()?,
+                content,
+            },
+        })
+    }
+
+    /// Returns the path of the file if it is a symbolic link. `pid` is a process that sees the file system.
+    fn link(&self, pid: i32) -> Option<PathBuf> {
+        let mounts = ProcessEntry::new(pid).and_then(|process| process.mountinfo());
+        let mut mounts = mounts.ok()?.into_iter();
+        let file = mounts.find_map(|mount| {
+            let point = mount.mount_point.strip_prefix("/").ok()?.to_owned();
+            let folder = Path::new("/proc")
+                .join(pid.to_string())
+                .join("root")
+                .join(point);
+            (mount.majmin == self.device).then(|| self.open(&File::open(folder).ok()?))?
+        })?;
+        let here = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
+        let is_link = nix::sys::stat::fstat(&file).ok()?.st_mode & libc::S_IFMT == libc::S_IFLNK;
+        is_link.then(|| fs::read_link(here).unwrap_or_default())
+    }
+
+    fn open(&self, filesystem: &File) -> Option<OwnedFd> {
+        let handle = std::ptr::from_ref(&self.handle).cast_mut().cast();
+        let flags = libc::O_PATH | libc::O_CLOEXEC;
+        // SAFETY: the handle has room for the longest one, and the kernel only reads it.
+        let opened = unsafe { libc::open_by_handle_at(filesystem.as_raw_fd(), handle, flags) };
+        let opened = Errno::result(opened).ok()?;
+        // SAFETY: the kernel has opened this descriptor for this process alone.
+        Some(unsafe { OwnedFd::from_raw_fd(opened) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::inotify::{CreateFlags, WatchFlags, add_watch, init};
+
+    #[test]
+    fn unread_events_and_watches_of_links_are_found() {
+        if !nix::unistd::geteuid().is_root() {
+            eprintln!("SKIPPED: handles need root");
+            return;
+        }
+        let place = tempfile::tempdir().unwrap();
+        let path = |name| place.path().join(name);
+        fs::write(path("file"), "").unwrap();
+        std::os::unix::fs::symlink("file", path("link")).unwrap();
+        let pid = i32::try_from(std::process::id()).unwrap();
+        let watch = |name, flags| {
+            let watches = init(CreateFlags::CLOEXEC).unwrap();
+            add_watch(&watches, path(name), flags).unwrap();
+            watches
+        };
+        let file = watch("file", WatchFlags::ATTRIB);
+        assert_eq!(lost(pid, file.as_raw_fd()), None);
+        let through = watch("link", WatchFlags::ATTRIB);
+        assert_eq!(lost(pid, through.as_raw_fd()), None, "it watches the file");
+        let link = watch("link", WatchFlags::ATTRIB | WatchFlags::DONT_FOLLOW);
+        let found = lost(pid, link.as_raw_fd());
+        assert!(matches!(found, Some(Finding::WatchedLink(path)) if path.ends_with("link")));
+        fs::set_permissions(
+            path("file"),
+            fs::metadata(path("file")).unwrap().permissions(),
+        )
+        .unwrap();
+        assert_eq!(
+            lost(pid, file.as_raw_fd()),
+            Some(Finding::Events(file.as_raw_fd()))
+        );
+    }
+}
