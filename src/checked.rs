@@ -111,7 +111,7 @@ pub(crate) fn is_path(path: &Path) -> bool {
 
 fn no_path<E: Error>(path: &Path) -> E {
     let shown = path.to_string_lossy();
-    E::custom(format!("{shown:?} is no absolute path"))
+    E::custom(format!("{shown:?} is not an absolute path without `..`"))
 }
 
 fn is_pid(pid: i32) -> bool {

@@ -39,7 +39,7 @@ pub(crate) enum WalkError<R> {
 
 /// Symbolic link that another user may redirect at any time.
 #[derive(Debug, thiserror::Error)]
-#[error("{path} is a link of user {owner}: name the folder itself")]
+#[error("{path} is a symbolic link of user {owner}: name the folder itself")]
 pub(crate) struct ForeignLink {
     path: PathBuf,
     owner: u32,

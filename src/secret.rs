@@ -47,7 +47,7 @@ impl<const N: usize> Secret<N> {
             unsafe { madvise(page, PAGE_BYTES.get(), advice) }
         });
         for error in [locked].into_iter().chain(advised).filter_map(Result::err) {
-            tracing::debug!(%error, "a key's memory is not as closed as it could be");
+            tracing::debug!(%error, "cannot protect the memory of a key completely");
         }
         Self { page }
     }

@@ -42,11 +42,11 @@ impl SharedMemory {
         let wrong = |what| Err(io::Error::new(io::ErrorKind::InvalidData, what));
         let sealed = fcntl(descriptor, FcntlArg::F_GET_SEALS).unwrap_or(0);
         if !SealFlag::from_bits_truncate(sealed).contains(seals()) {
-            return wrong("no memory that is made to be shared");
+            return wrong("the descriptor does not refer to shared memory");
         }
         let found = nix::sys::stat::fstat(descriptor)?.st_size;
         if usize::try_from(found) != Ok(len.get()) {
-            return wrong("shared memory of another length");
+            return wrong("the shared memory has a different length");
         }
         Self::map(descriptor, len)
     }

@@ -237,7 +237,7 @@ impl<'a> Agent<'a> {
         match self.receipt.take() {
             Some(held) => Ok(held),
             None if reply.total == 0 => Ok(Vec::new()),
-            None => Err(self.malformed(kind, "made, but nothing came")),
+            None => Err(self.malformed(kind, "memory was created, but no segment arrived")),
         }
     }
 
@@ -267,7 +267,7 @@ impl<'a> Agent<'a> {
             (holding.imported <= holding.bytes).then_some(holding)
         };
         let holdings: Option<Vec<Holding>> = told.iter().map(holding).collect();
-        holdings.ok_or_else(|| self.malformed(kind, "more was given than there is"))
+        holdings.ok_or_else(|| self.malformed(kind, "more memory was provided than exists"))
     }
 
     fn told(&mut self, kind: Kind, limit: Duration) -> Result<Vec<wire::Segment>, AgentError> {
@@ -342,11 +342,11 @@ impl<'a> Agent<'a> {
             return Ok(None);
         }
         if datagram.is_cut {
-            let what = "a datagram that was cut, or too few free descriptors here";
+            let what = "a truncated datagram, or too few free descriptors here";
             return Err(self.malformed(kind, what));
         }
         let Some((reply, segments)) = decode(&datagram.bytes) else {
-            return Err(self.malformed(kind, "no answer of this version"));
+            return Err(self.malformed(kind, "a reply of another version"));
         };
         let brings_memory = self.awaited.is_some_and(|(kind, since)| {
             reply.kind == kind.number() && (since..=serial).contains(&reply.serial)
@@ -359,17 +359,17 @@ impl<'a> Agent<'a> {
             return Ok(None);
         }
         if reply.kind != kind.number() {
-            return Err(self.malformed(kind, "an answer to another question"));
+            return Err(self.malformed(kind, "a reply to another request"));
         }
         if kind.tells() && reply.status == wire::MORE {
             self.told.extend(&segments);
             if segments.is_empty() || self.told.len() > SEGMENTS_MAX {
-                return Err(self.malformed(kind, "no sensible number of segments"));
+                return Err(self.malformed(kind, "an invalid number of segments"));
             }
             return Ok(None);
         }
         if !brings_memory && !segments.is_empty() {
-            return Err(self.malformed(kind, "segments nobody asked for"));
+            return Err(self.malformed(kind, "segments that were not requested"));
         }
         Ok(Some(reply))
     }

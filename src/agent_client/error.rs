@@ -7,7 +7,7 @@ use std::io;
 pub enum AgentError {
     /// A stopped thread holds a lock that the agent needs; nothing was changed.
     #[error(
-        "{request} of process {pid}: a stopped thread is inside the agent; let it go on for a moment, then try again"
+        "{request} of process {pid}: a stopped thread is inside the agent; let it continue for a moment, then try again"
     )]
     Busy {
         /// The request.
@@ -17,7 +17,7 @@ pub enum AgentError {
     },
     /// There is no reply yet: the request may still be carried out.
     #[error(
-        "{request} of process {pid}: no answer in time; ask again, for it may still be carried out"
+        "{request} of process {pid}: no reply in time; repeat the request, because it may still be carried out"
     )]
     TimedOut {
         /// The request.
@@ -27,7 +27,7 @@ pub enum AgentError {
     },
     /// No process has the agent's name.
     #[error(
-        "{request} of process {pid}: it has no agent (any more); treat its memory as the driver's own"
+        "{request} of process {pid}: it has no agent (any more); its memory is left to the driver"
     )]
     Gone {
         /// The request.
@@ -36,7 +36,7 @@ pub enum AgentError {
         pid: i32,
     },
     /// The request is not valid for the agent's state; nothing was changed.
-    #[error("{request} of process {pid}: refused by its agent; its memory is as it was")]
+    #[error("{request} of process {pid}: refused by its agent; its memory is unchanged")]
     Refused {
         /// The request.
         request: &'static str,
@@ -45,7 +45,7 @@ pub enum AgentError {
     },
     /// The driver failed; the changes were undone.
     #[error(
-        "{request} of process {pid}: the driver answered {code} to its agent; its memory is as it was"
+        "{request} of process {pid}: the driver returned {code} to its agent; its memory is unchanged"
     )]
     Driver {
         /// The request.
@@ -57,7 +57,7 @@ pub enum AgentError {
     },
     /// The driver failed, and so did the undoing.
     #[error(
-        "{request} of process {pid}: the driver answered {code} to its agent, and device memory is missing; restore the job"
+        "{request} of process {pid}: the driver returned {code} to its agent, and device memory is missing; restore the job"
     )]
     Lost {
         /// The request.
@@ -69,7 +69,7 @@ pub enum AgentError {
     },
     /// The memory was released earlier, and its descriptors were not kept.
     #[error(
-        "{request} of process {pid}: its memory was released before, to others; restore the job"
+        "{request} of process {pid}: an earlier request has released its memory; restore the job"
     )]
     AlreadyReleased {
         /// The request.
@@ -79,7 +79,7 @@ pub enum AgentError {
     },
     /// The reply is not valid.
     #[error(
-        "{request} of process {pid}: its agent answered what makes no sense ({what}); restore the job"
+        "{request} of process {pid}: its agent sent an invalid reply ({what}); restore the job"
     )]
     Malformed {
         /// The request.
@@ -90,7 +90,7 @@ pub enum AgentError {
         what: &'static str,
     },
     /// The socket failed.
-    #[error("{request} of process {pid}: cannot talk to its agent")]
+    #[error("{request} of process {pid}: cannot communicate with its agent")]
     Io {
         /// The request.
         request: &'static str,

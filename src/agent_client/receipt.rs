@@ -61,7 +61,7 @@ impl Receipt {
                 self.is_complete = self.is_complete || self.matches(reply)?;
                 Ok(())
             }
-            wire::OK => Err("done, but not as it should be"),
+            wire::OK => Err("an incomplete result"),
             // Nothing was changed, or everything is lost.
             _ => {
                 self.held.clear();
@@ -77,7 +77,7 @@ impl Receipt {
         descriptors: Vec<OwnedFd>,
     ) -> Result<(), Wrong> {
         if segments.is_empty() || segments.len() > wire::BATCH_MAX {
-            return Err("a batch of no size");
+            return Err("an empty batch");
         }
         if segments.len() != descriptors.len() {
             return Err("not as many descriptors as segments");
@@ -99,10 +99,10 @@ impl Receipt {
                 None => 0,
             };
             if segment.len == 0 || segment.address.checked_add(segment.len).is_none() {
-                return Err("a segment of no length");
+                return Err("an empty segment");
             }
             if segment.address < start {
-                return Err("segments that overlap");
+                return Err("overlapping segments");
             }
             self.held.push(Held {
                 segment: Segment {
@@ -125,7 +125,7 @@ impl Receipt {
         // The pieces lie in order without overlap, so their sum fits.
         let bytes: u64 = self.held.iter().map(|held| held.segment.len).sum();
         if usize::try_from(reply.total) != Ok(self.held.len()) || reply.bytes != bytes {
-            return Err("not all segments came");
+            return Err("missing segments");
         }
         Ok(true)
     }

@@ -33,9 +33,9 @@ impl Kind {
             Self::Probe => "asking the driver",
             Self::Release => "releasing the device memory",
             Self::Map => "mapping the device memory",
-            Self::Remake => "making the device memory anew",
+            Self::Remake => "creating new device memory",
             Self::Origins => "asking for shared memory",
-            Self::Holdings => "asking how much is on which GPU",
+            Self::Holdings => "asking for the memory on each GPU",
         }
     }
 

@@ -6,7 +6,7 @@
 //! While the GPU copies one half, the caller uses the other. There is no further copy.
 #![allow(
     unsafe_code,
-    reason = "lends memory whose use is agreed upon with the copier"
+    reason = "lends memory; the protocol with the copier coordinates its use"
 )]
 
 use std::ops::Range;

@@ -97,7 +97,7 @@ impl Drop for Process {
 /// The pid is not reused until the process was waited for.
 fn end(mut child: Child) {
     if let Err(error) = child.kill().and_then(|()| child.wait()) {
-        tracing::warn!(%error, "copier not ended");
+        tracing::warn!(%error, "cannot end the copier");
     }
 }
 

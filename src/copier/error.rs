@@ -23,8 +23,7 @@ pub enum CopierError {
     },
     /// The started program does not reply like a copier of this version.
     #[error(
-        "use {} as the copier of GPU memory: it does not answer as one of this version (a program that uses \
-         the library has to call ckpt_run::helper_main first)",
+        "use {} as the copier of GPU memory: it does not reply like a copier of this version (a program that uses the library has to call ckpt_run::helper_main first)",
         program.display()
     )]
     NotACopier {
@@ -32,7 +31,7 @@ pub enum CopierError {
         program: PathBuf,
     },
     /// A connection broke, or an unexpected message arrived. The copier is ended.
-    #[error("{operation}: talk to the copier")]
+    #[error("{operation}: communication with the copier failed")]
     Talk {
         /// The operation.
         operation: &'static str,
@@ -41,13 +40,13 @@ pub enum CopierError {
         source: io::Error,
     },
     /// The process has exited. Start another one.
-    #[error("{operation}: the copier has ended")]
+    #[error("{operation}: the copier has exited")]
     Gone {
         /// The operation.
         operation: &'static str,
     },
     /// No reply came in time. The copier is ended, because its further actions are unknown.
-    #[error("{operation} within {limit:?}: the copier does not answer")]
+    #[error("{operation} within {limit:?}: the copier does not reply")]
     Slow {
         /// The operation.
         operation: &'static str,

@@ -113,7 +113,7 @@ pub fn lock_all(
                 aftermath,
             });
         }
-        tracing::debug!(attempts, "GPU work does not stand still yet");
+        tracing::debug!(attempts, "GPU work has not finished yet");
         thread::sleep(pause(attempts));
     }
 }

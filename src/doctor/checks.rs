@@ -103,7 +103,7 @@ fn criu_checks(search: &Search) -> Vec<Check> {
         Err(error) => Check::problem(
             CHECKED,
             error.to_string() + &sources_of(&error),
-            "run as root; in a container with what `ckpt-run template docker` has in it",
+            "run as root; in a container with the options of `ckpt-run template docker`",
         ),
     };
     vec![Check::ok(FOUND, found), checked]

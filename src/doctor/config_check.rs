@@ -58,7 +58,7 @@ fn lacking_key(encryption: &Encryption) -> Option<String> {
     let error = read_key(encryption).err()?;
     let remedy = match &error {
         KeyError::Read { source, .. } if source.kind() == io::ErrorKind::NotFound => format!(
-            "; put the store's key there, or make one for a new store: ckpt-run key generate {}",
+            "; put the store's key there, or create one for a new store: ckpt-run key generate {}",
             path.display()
         ),
         _ => String::new(),
@@ -73,13 +73,13 @@ fn textfile(path: &Path) -> Vec<String> {
     if !folder.as_os_str().is_empty() && !folder.is_dir() {
         let folder = folder.display();
         lacks.push(format!(
-            "metrics.textfile: there is no folder {folder}, so no figures would be written; make it"
+            "metrics.textfile: there is no folder {folder}, so no metrics would be written; create it"
         ));
     }
     if path.extension().is_none_or(|name| name != "prom") {
         let path = path.display();
         lacks.push(format!(
-            "metrics.textfile: the node exporter reads only files whose name ends with .prom; give {path} such a name"
+            "metrics.textfile: the node exporter reads only files with names in .prom; rename {path}"
         ));
     }
     lacks

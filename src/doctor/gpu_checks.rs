@@ -21,7 +21,7 @@ fn check_of(inventory: Result<Inventory, GpuError>) -> Check {
         Ok(inventory) => inventory,
         Err(error) => {
             let detail = format!("cannot {error}{}", sources_of(&error));
-            return Check::note(NAME, detail, "see whether nvidia-smi works");
+            return Check::note(NAME, detail, "check if nvidia-smi works");
         }
     };
     if driver.is_none() && gpus.is_empty() {
@@ -30,7 +30,7 @@ fn check_of(inventory: Result<Inventory, GpuError>) -> Check {
     let version = driver.unwrap_or_default();
     let Some(branch) = branch(&version) else {
         let detail = format!("driver of unknown version: {version:?}");
-        let remedy = format!("make sure that it is {OLDEST_DRIVER} or newer");
+        let remedy = format!("check that it is {OLDEST_DRIVER} or newer");
         return Check::note(NAME, detail, remedy);
     };
     if branch < OLDEST_DRIVER {
@@ -40,12 +40,12 @@ fn check_of(inventory: Result<Inventory, GpuError>) -> Check {
     }
     if gpus.is_empty() {
         let detail = format!("driver {version}, no GPU visible");
-        return Check::note(NAME, detail, "hand the GPUs to this container or machine");
+        return Check::note(NAME, detail, "make the GPUs available in this container or machine");
     }
     let found = format!("driver {version}, {}", counted(&gpus));
     if let Some(gpu) = gpus.iter().find(|gpu| gpu.mig == Some(true)) {
-        let detail = format!("{found}; {} is split up (MIG)", gpu.uuid);
-        let remedy = "jobs on it are not snapshotted; switch MIG off (nvidia-smi -mig 0)";
+        let detail = format!("{found}; {} is in MIG mode", gpu.uuid);
+        let remedy = "jobs on it cannot be snapshotted; switch MIG off (nvidia-smi -mig 0)";
         return Check::note(NAME, detail, remedy);
     }
     Check::ok(NAME, found)

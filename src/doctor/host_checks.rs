@@ -65,7 +65,7 @@ fn kernel() -> Check {
                 Check::note(NAME, detail, remedy)
             } else {
                 let (major, minor) = OLDEST_KERNEL;
-                let remedy = format!("use Linux {major}.{minor} or newer; older ones are untried");
+                let remedy = format!("use Linux {major}.{minor} or newer; older ones are untested");
                 Check::note(NAME, detail, remedy)
             }
         }
@@ -101,13 +101,13 @@ fn checkpoint_restore() -> Check {
 fn namespaces() -> Check {
     const NAME: &str = "namespaces";
     match thread::spawn(enter_and_run).join() {
-        Ok(Ok(())) => Check::ok(NAME, "PID and mount namespaces can be made"),
+        Ok(Ok(())) => Check::ok(NAME, "PID and mount namespaces can be created"),
         Ok(Err((step, error))) => Check::note(
             NAME,
             format!("cannot {step}: {error}"),
-            "run as root with CAP_SYS_ADMIN; without, jobs run unisolated and a restore fails when their PIDs are taken",
+            "run as root with CAP_SYS_ADMIN; without it, jobs run unisolated, and a restore fails if their PIDs are in use",
         ),
-        Err(_) => Check::note(NAME, "the trial broke off", "report this as a bug"),
+        Err(_) => Check::note(NAME, "the test was aborted", "report this as a bug"),
     }
 }
 
@@ -115,11 +115,11 @@ fn namespaces() -> Check {
 fn connections() -> Check {
     const NAME: &str = "connections";
     match PacketLock::set(&[]) {
-        Ok(_) => Check::ok(NAME, "packets of a job's connections can be held back"),
+        Ok(_) => Check::ok(NAME, "packets of a job's connections can be blocked"),
         Err(error) => Check::note(
             NAME,
-            format!("packets of a job's TCP connections cannot be held back: {error}"),
-            "use a kernel with nftables (Linux 5.12 or newer), as root or with CAP_NET_ADMIN; without, there is no snapshot while data is on its way in a job's connection",
+            format!("packets of a job's TCP connections cannot be blocked: {error}"),
+            "use a kernel with nftables (Linux 5.12 or newer), as root or with CAP_NET_ADMIN; without it, snapshots fail while data is in transit in a job's connection",
         ),
     }
 }
@@ -149,7 +149,7 @@ pub(crate) type Refusal = (&'static str, io::Error);
 pub(crate) fn enter(others: CloneFlags) -> Result<(), Refusal> {
     let because = |step| move |errno: Errno| (step, io::Error::from(errno));
     unshare(CloneFlags::CLONE_NEWNS | others)
-        .map_err(because("make a PID and a mount namespace"))?;
+        .map_err(because("create a PID and a mount namespace"))?;
     let nothing = None::<&str>;
     let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
     mount(nothing, "/", nothing, private, nothing)
@@ -168,16 +168,16 @@ fn privileges(effective: u64, ptrace_scope: &str, in_user_namespace: bool) -> Ch
         return Check::problem(NAME, format!("missing {list}"), remedy);
     }
     if in_user_namespace {
-        let detail = "this is a user namespace, where root has no rights on the machine";
+        let detail = "this is a user namespace, in which root has no privileges on the machine";
         let remedy =
-            "leave it: a container that is not rootless, or `hostUsers: true` in Kubernetes";
+            "use a container that is not rootless, or `hostUsers: true` in Kubernetes";
         return Check::problem(NAME, detail, remedy);
     }
     if ptrace_scope == PTRACE_FORBIDDEN {
-        let detail = "kernel.yama.ptrace_scope is 3: nobody may trace a process";
-        return Check::problem(NAME, detail, "set it to 2 or less; it takes a reboot");
+        let detail = "kernel.yama.ptrace_scope is 3: no process may be traced";
+        return Check::problem(NAME, detail, "set it to 2 or less; this requires a reboot");
     }
-    Check::ok(NAME, "all capabilities needed")
+    Check::ok(NAME, "all needed capabilities")
 }
 
 fn seccomp(status: &ProcessStatus) -> Check {
@@ -185,7 +185,7 @@ fn seccomp(status: &ProcessStatus) -> Check {
     if status.seccomp.is_none() {
         return Check::note(
             NAME,
-            "the kernel has no seccomp: io_uring cannot be hidden, and jobs that use it not be snapshotted",
+            "the kernel has no seccomp: io_uring cannot be hidden, and jobs that use it cannot be snapshotted",
             "use a kernel built with CONFIG_SECCOMP_FILTER",
         );
     }

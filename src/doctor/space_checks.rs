@@ -37,14 +37,14 @@ pub(crate) fn checks(store: &Path) -> Vec<Check> {
 
 fn disk(store: &Path, memory_total: u64) -> Check {
     const NAME: &str = "disk";
-    const REMEDY: &str = "free some, or put the store elsewhere by --store";
+    const REMEDY: &str = "free space, or choose another --store";
     let found = nearest_existing(store)
         .and_then(|folder| Ok((statvfs(&folder).map_err(io::Error::from)?, folder)));
     let (stat, folder) = match found {
         Ok(found) => found,
         Err(error) => {
-            let detail = format!("cannot tell the room at {}: {error}", store.display());
-            return Check::problem(NAME, detail, "name another store by --store");
+            let detail = format!("cannot determine the free space at {}: {error}", store.display());
+            return Check::problem(NAME, detail, "choose another --store");
         }
     };
     let free = stat.blocks_available().saturating_mul(stat.fragment_size());
@@ -52,7 +52,7 @@ fn disk(store: &Path, memory_total: u64) -> Check {
     if free < DISK_LEAST {
         Check::problem(NAME, detail, REMEDY)
     } else if free < memory_total {
-        let detail = format!("{detail}, less than the memory that a job may fill");
+        let detail = format!("{detail}, less than the memory that a job may use");
         Check::note(NAME, detail, REMEDY)
     } else {
         Check::ok(NAME, detail)
@@ -70,11 +70,11 @@ fn memory_check(available: Option<u64>, in_cgroup: Option<u64>) -> Check {
     };
     let detail = format!("{} {limit}", ByteSize(free));
     if free < MEMORY_LEAST {
-        return Check::problem(NAME, detail, "free some, or raise the limit of the cgroup");
+        return Check::problem(NAME, detail, "free memory, or raise the limit of the cgroup");
     }
     Check::ok(
         NAME,
-        format!("{detail}; a suspended GPU job needs as much as it has on the GPU"),
+        format!("{detail}; a suspended GPU job needs as much as it uses on the GPU"),
     )
 }
 
@@ -157,27 +157,27 @@ fn permissions(store: &Path) -> Check {
     match fs::metadata(store) {
         Ok(meta) if !meta.is_dir() => {
             let detail = format!("{place} is not a folder");
-            Check::problem(NAME, detail, "name another store by --store")
+            Check::problem(NAME, detail, "choose another --store")
         }
         Ok(meta) if meta.uid() != geteuid().as_raw() => {
             let detail = format!("{place} belongs to user {}", meta.uid());
             Check::problem(NAME, detail, format!("run as that user, or chown {place}"))
         }
         Ok(meta) if meta.mode() & OTHERS != 0 => {
-            let detail = format!("{place} is open to others; images hold the job's secrets");
+            let detail = format!("{place} is open to other users, and images contain the job's secrets");
             Check::problem(NAME, detail, format!("chmod 700 {place}"))
         }
         Ok(_) => writable(store, format!("{place} is private")),
         Err(error) if error.kind() == io::ErrorKind::NotFound => match nearest_existing(store) {
-            Ok(parent) => writable(&parent, format!("{place} will be made")),
+            Ok(parent) => writable(&parent, format!("{place} will be created")),
             Err(error) => {
-                let detail = format!("cannot look for {place}: {error}");
-                Check::problem(NAME, detail, "name another store by --store")
+                let detail = format!("cannot check {place}: {error}");
+                Check::problem(NAME, detail, "choose another --store")
             }
         },
         Err(error) => {
-            let detail = format!("cannot look at {place}: {error}");
-            Check::problem(NAME, detail, "name another store by --store")
+            let detail = format!("cannot read {place}: {error}");
+            Check::problem(NAME, detail, "choose another --store")
         }
     }
 }
@@ -188,7 +188,7 @@ fn writable(folder: &Path, otherwise: String) -> Check {
         Ok(()) => Check::ok(NAME, otherwise),
         Err(errno) => {
             let detail = format!("cannot write to {}: {}", folder.display(), errno.desc());
-            Check::problem(NAME, detail, "name another store by --store")
+            Check::problem(NAME, detail, "choose another --store")
         }
     }
 }

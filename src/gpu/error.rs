@@ -27,8 +27,7 @@ pub enum GpuError {
     Unsupported(#[from] Unsupported),
     /// The driver does not answer queries about a stopped process. Nothing was frozen.
     #[error(
-        "cannot suspend the GPU state of process {pid}, which is stopped (SIGSTOP or a debugger): let it go on, as with \
-         kill -CONT"
+        "cannot suspend the GPU state of process {pid}, which is stopped (SIGSTOP or a debugger): continue it, for example by kill -CONT"
     )]
     Stopped {
         /// Pid as the job sees it.
@@ -41,7 +40,7 @@ pub enum GpuError {
     #[error("cannot suspend the GPU state")]
     Suspend(#[source] Box<cuda::TreeError>),
     /// The GPU state could not be resumed: the job does not compute.
-    #[error("cannot resume the GPU state; the job does not compute any more and will be restored")]
+    #[error("cannot resume the GPU state; the job no longer computes and will be restored")]
     Resume(#[source] Box<cuda::TreeError>),
     /// The threads of a CUDA process could not be stopped.
     #[error("cannot stop the job's threads")]
@@ -51,7 +50,7 @@ pub enum GpuError {
     Resident(#[source] Box<ResidentError>),
     /// A process is inside `cuInit`, or began to share memory on a GPU after the snapshot started.
     #[error(
-        "cannot take a snapshot while process {pid} begins to use the GPU; it is tried again later"
+        "cannot take a snapshot while process {pid} starts to use the GPU; another attempt follows later"
     )]
     Device {
         /// Pid as the job sees it.
@@ -60,9 +59,7 @@ pub enum GpuError {
     /// A process has the GPU's devices open and the driver does not know it as a user of CUDA, though it did not inherit
     /// them. It is about to become one, or uses the GPU in another way.
     #[error(
-        "cannot take a snapshot while process {process} has the GPU's device files open, and the driver does not know it \
-         as a user of CUDA: what OpenCL, Vulkan or a plugin of hwloc has on the GPU cannot be restored. Let the process \
-         close it (for hwloc, which MPI uses, with {}={} in its environment), or wait if it begins to use CUDA",
+        "cannot take a snapshot while process {process} has the GPU's device files open, but does not use CUDA: GPU state of OpenCL, Vulkan or a plugin of hwloc cannot be restored. Let the process close the GPU (for hwloc, which MPI uses, with {}={} in its environment), or wait if it is starting CUDA",
         HWLOC_WITHOUT_GPUS.0,
         HWLOC_WITHOUT_GPUS.1
     )]
@@ -72,7 +69,7 @@ pub enum GpuError {
     },
     /// A process is about to exit: the driver has shut down in it.
     #[error(
-        "cannot take a snapshot while process {pid} ends its use of the GPU; it is tried again later"
+        "cannot take a snapshot while process {pid} stops using the GPU; another attempt follows later"
     )]
     Leaving {
         /// Pid as the job sees it.

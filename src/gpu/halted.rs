@@ -189,7 +189,7 @@ impl HaltedProcesses {
             reliefs += relieved.count();
             if begun.elapsed() >= self.limit {
                 tracing::error!(
-                    "the driver has not come to an end within {:?} (snapshot.timeout): the job's GPU processes are killed",
+                    "the driver did not finish within {:?} (snapshot.timeout): the job's GPU processes are killed",
                     self.limit
                 );
                 for halted in &self.halted {
@@ -200,7 +200,7 @@ impl HaltedProcesses {
             }
         }
         if reliefs > 0 {
-            tracing::debug!(reliefs, "halted threads made way");
+            tracing::debug!(reliefs, "halted threads ran to release a lock");
         }
     }
 

@@ -56,7 +56,7 @@ impl InheritedDevices {
         let pids: Vec<i32> = holders.iter().map(|holder| holder.host_pid).collect();
         let users = cuda::find(driver, &pids);
         admit(&holders, &users)?;
-        tracing::debug!(?holders, "device files that nobody uses are left out");
+        tracing::debug!(?holders, "unused device files are left out of the image");
         Ok(Self { majors, holders })
     }
 

@@ -55,7 +55,7 @@ impl<'a> Gpu<'a> {
             Ok(driver) => driver,
             Err(error) if !holders.is_empty() => return Err(error.into()),
             Err(error) => {
-                tracing::debug!(%error, "no CUDA process can be suspended, and none is there");
+                tracing::debug!(%error, "CUDA processes cannot be suspended, but there are none");
                 return Ok(None);
             }
         };

@@ -61,7 +61,7 @@ pub(crate) struct Neighbour {
 pub enum Unsupported {
     /// NCCL shares GPU memory.
     #[error(
-        "process {pid} uses NCCL on several GPUs and {sign}: memory that GPUs share does not come back. Run with \
+        "process {pid} uses NCCL on several GPUs and {sign}: memory shared between GPUs cannot be restored. Run with \
          cuda.nccl = \"peer\" or \"checkpointable\", or set {remedy} for the job"
     )]
     PeerTransport {
@@ -74,9 +74,7 @@ pub enum Unsupported {
     },
     /// Another run uses NCCL on the same GPUs.
     #[error(
-        "process {pid} computes on several GPUs with NCCL loaded, and so does the run in {store} on the same ones: once \
-         snapshots were taken of both, the driver does not switch between their kernels, which fail as they wait for \
-         each other. Give each its own GPUs (CUDA_VISIBLE_DEVICES); snapshots begin when the other run has ended"
+        "process {pid} computes on several GPUs with NCCL loaded, and so does the run in {store} on the same GPUs: after snapshots of both, the driver no longer switches between their kernels, which wait for each other and fail. Give each run its own GPUs (CUDA_VISIBLE_DEVICES); snapshots begin when the other run has ended"
     )]
     SameGpus {
         /// Pid as the host sees it.
@@ -86,7 +84,7 @@ pub enum Unsupported {
     },
     /// A process uses memory of other machines' GPUs.
     #[error(
-        "process {pid} shares GPU memory with other machines (it has {FABRIC_DEVICES} open), which does not come back; set NCCL_MNNVL_ENABLE=0 for the job"
+        "process {pid} shares GPU memory with other machines (it has {FABRIC_DEVICES} open), which cannot be restored; set NCCL_MNNVL_ENABLE=0 for the job"
     )]
     Fabric {
         /// Pid as the host sees it.
@@ -102,7 +100,7 @@ pub enum Unsupported {
     },
     /// A process uses a GPU in MIG mode.
     #[error(
-        "process {pid} computes on {gpu}, which is split up (MIG): the driver suspends jobs on whole GPUs only"
+        "process {pid} computes on {gpu}, which is in MIG mode: the driver suspends jobs on whole GPUs only"
     )]
     Mig {
         /// Pid as the host sees it.

@@ -28,9 +28,9 @@ const NEWS_LIMIT: Duration = Duration::from_secs(60);
 /// Maximum number of attempts for a snapshot with a transient failure: a supervisor repeats it, too.
 const ATTEMPTS: usize = 3;
 
-const MORE_TO_DO: &str = "rehearse with more for the job to do: it has to compute for some ten seconds, a large job for longer";
+const MORE_TO_DO: &str = "rehearse with more work for the job: it has to compute for some ten seconds, a large job for longer";
 const LOOK_AT_THE_JOB: &str =
-    "see whether it ends so without ckpt-run, too; --show-output shows what it says";
+    "check if it ends in the same way without ckpt-run; --show-output shows its output";
 pub(super) const KEEP_AND_LOOK: &str = "rehearse again with --keep and look at the logs";
 
 /// A trial and its report.
@@ -139,14 +139,14 @@ impl Acts<'_, '_, '_> {
         if started != Some(true) {
             let why = self.trial.last_words(true);
             let why = why.unwrap_or_else(|| "the supervisor did not start the job".to_owned());
-            return Err(End::failed(why, "mend the command line or the settings"));
+            return Err(End::failed(why, "correct the command line or the settings"));
         }
         let (outcome, text) = match signs::of_beginning(self.trial, self.after, self.patience)? {
             Sign::Output => (Outcome::Ok, "the job computes and prints"),
             Sign::Cpu => (Outcome::Ok, "the job computes"),
             Sign::None => (
                 Outcome::Ok,
-                "the job has neither printed nor computed yet, and is taken as it is",
+                "the job has neither printed nor computed yet; the rehearsal continues",
             ),
             Sign::End => return Err(self.ended_by_itself("before it could be snapshotted")?),
         };
@@ -253,7 +253,7 @@ impl Acts<'_, '_, '_> {
             _ => None,
         });
         let Some((freeze, durable, raw, stored)) = told else {
-            let reason = format!("the event log does not tell of image {image}");
+            let reason = format!("the event log has no entry for image {image}");
             return Err(End::failed(reason, KEEP_AND_LOOK));
         };
         let figures = &mut self.book.report.figures;
@@ -289,7 +289,7 @@ impl Acts<'_, '_, '_> {
             Sign::Cpu => (Outcome::Ok, "the job computes"),
             Sign::None => (
                 Outcome::Ok,
-                "the job is there; it neither prints nor computes at the moment",
+                "the job exists; it neither prints nor computes at the moment",
             ),
             Sign::End => return Err(self.ended_by_itself("before it could be killed")?),
         };
@@ -336,7 +336,7 @@ impl Acts<'_, '_, '_> {
             LOOK_AT_THE_JOB
         };
         let said = match self.trial.last_words(false) {
-            Some(words) if !end.is_success() => format!("; the last it said: {words}"),
+            Some(words) if !end.is_success() => format!("; its last output: {words}"),
             Some(_) | None => String::new(),
         };
         Ok(End::failed(

@@ -30,7 +30,7 @@ impl Acts<'_, '_, '_> {
             Ok(seconds) => {
                 self.book.report.figures.restore_seconds = Some(seconds);
                 let detail = format!(
-                    "the job is back, {} after the restore began",
+                    "the job computes again, {} after the restore began",
                     time_in_words(seconds)
                 );
                 self.book.note("restore", Outcome::Ok, detail);
@@ -57,16 +57,16 @@ impl Acts<'_, '_, '_> {
             Sign::Cpu => (Outcome::Ok, "the job computes"),
             Sign::None if before.sign == Sign::None => (
                 Outcome::Ok,
-                "the job is there; it neither prints nor computes, as before",
+                "the job exists; it neither prints nor computes, as before",
             ),
             Sign::None => {
                 let reason = format!(
-                    "the restored job neither prints nor computes within {}, and did before",
+                    "the restored job neither prints nor computes within {}, but did so before the snapshot",
                     time_in_words(self.patience.as_secs_f64())
                 );
                 return Err(End::failed(
                     reason,
-                    "where it pauses for longer by itself, rehearse again with a larger --seconds",
+                    "if the job pauses for longer by itself, rehearse again with a larger --seconds",
                 ));
             }
             Sign::End => return self.ended_after_restore(NAME),
@@ -88,7 +88,7 @@ impl Acts<'_, '_, '_> {
         for (stream, name) in STREAMS.into_iter().enumerate() {
             if before.output[stream].old != after[stream].old {
                 let reason =
-                    format!("what the job had printed to {name} before the snapshot has changed");
+                    format!("the job's output to {name} from before the snapshot has changed");
                 return Err(End::failed(reason, KEEP_AND_LOOK));
             }
         }
@@ -106,13 +106,13 @@ impl Acts<'_, '_, '_> {
             let found = before.first_shorter(&look.files());
             shorter = found.map(|(path, then, now)| {
                 let path = path.display();
-                format!("{path} has {now} bytes, and had {then} at the snapshot")
+                format!("{path} has {now} bytes; it had {then} at the snapshot")
             });
             Ok(shorter.is_none().then_some(()))
         })?;
         if let (None, Some(reason)) = (whole, shorter) {
             let remedy =
-                "see whether the job itself cuts the file, or something else on the machine";
+                "check if the job itself or another program truncates the file";
             return Err(End::failed(reason, remedy));
         }
         Ok(())
@@ -137,7 +137,7 @@ impl Acts<'_, '_, '_> {
             .wait(limit, |trial| Ok(signs::is_over(trial)?.then_some(())))?;
         if over.is_none() {
             let limit = time_in_words(limit.as_secs_f64());
-            let detail = format!("the job did not end by itself within {limit}, and is ended");
+            let detail = format!("the job did not exit by itself within {limit} and is killed");
             self.book.note(NAME, Outcome::Skipped, detail);
             return Ok(false);
         }

@@ -13,9 +13,8 @@ use super::trial::file_error;
 use super::uninterrupted::Ran;
 use crate::history::counted;
 
-const MAKE_DETERMINISTIC: &str = "rehearse the job with fixed seeds and without times or other random words in its output and files";
-const NO_OUTPUT: &str = "rehearse with less for the job to do, or give it longer with --end-within, so that it ends and its files can be \
-     compared";
+const MAKE_DETERMINISTIC: &str = "rehearse the job with fixed seeds and without times or random values in its output and files";
+const NO_OUTPUT: &str = "rehearse with less work for the job, or give it more time with --end-within, so that it exits and its files can be compared";
 
 /// Runs to compare.
 pub(super) struct Runs {
@@ -49,12 +48,11 @@ impl Runs {
             let end = if differs.is_ours && outside.len() > 0 {
                 End::unclear(
                     format!(
-                        "the restored job differs from two uninterrupted ones, but they may have found what it left outside of \
-                         the working folder ({}): {}",
+                        "the restored job differs from two uninterrupted ones, perhaps because of files that it left outside of the working folder ({}): {}",
                         named(&outside),
                         differs.reason
                     ),
-                    "let the job write into its working folder only, which each run has a copy of, and rehearse again",
+                    "let the job write only into its working folder, of which each run has a copy, and rehearse again",
                 )
             } else if differs.is_ours {
                 End::failed(
@@ -62,13 +60,12 @@ impl Runs {
                         "the restored job differs from two uninterrupted ones: {}",
                         differs.reason
                     ),
-                    "what the job needs is neither in its memory nor in the files that images hold; rehearse again with \
-                     --keep and look at the logs and the output",
+                    "the job needs state outside of its memory and of the files in its images; rehearse again with --keep and look at the logs and the output",
                 )
             } else {
                 End::unclear(
                     format!(
-                        "the job is not deterministic, so that nothing is proved: {}",
+                        "the job is not deterministic, so the comparison proves nothing: {}",
                         differs.reason
                     ),
                     MAKE_DETERMINISTIC,
@@ -196,8 +193,8 @@ impl Runs {
     fn note(&self, book: &mut Book<'_>) -> Result<(), End> {
         if self.restored.has_ended && !self.all_ended() {
             let end = End::unclear(
-                "the restored job ended by itself, and the uninterrupted ones did not within twice its time",
-                "rehearse again when the machine has less to do",
+                "the restored job exited by itself, but the uninterrupted ones did not within twice its time",
+                "rehearse again when the machine is less busy",
             );
             return Err(book.failed("output", end));
         }
@@ -218,7 +215,7 @@ impl Runs {
         let files = self.restored.content.as_ref();
         let Some(files) = files.filter(|_| self.all_ended()) else {
             if !compared {
-                let reason = "the job did not end by itself, and printed nothing after the snapshot that could be compared";
+                let reason = "the job did not exit by itself, and printed nothing after the snapshot, so nothing can be compared";
                 return Err(book.failed("output", End::unclear(reason, NO_OUTPUT)));
             }
             book.note("output", Outcome::Ok, described.clone());

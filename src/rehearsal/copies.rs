@@ -69,7 +69,7 @@ impl Copies {
             .tempdir_in(parent);
         let copy = copy.map_err(no_copy)?;
         enter_namespace()
-            .map_err(|errno| format!("mounts of its own are not permitted: {errno}"))?;
+            .map_err(|errno| format!("a separate mount namespace is not permitted: {errno}"))?;
         Ok(Self {
             original,
             store,

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 pub enum RehearsalError {
     /// The temporary folder cannot be created.
     #[error(
-        "cannot make a folder for the rehearsal in {} (it is beside the store: choose another --store)",
+        "cannot create a folder for the rehearsal in {}, beside the store; choose another --store",
         parent.display()
     )]
     Folder {

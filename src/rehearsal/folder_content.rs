@@ -94,7 +94,7 @@ impl FolderContent {
                     entry.mode & 0o7777,
                     another.mode & 0o7777
                 )),
-                Some(_) => found.push(format!("{name} has other content")),
+                Some(_) => found.push(format!("{name} has different content")),
             }
         }
         let added = other.0.keys().filter(|path| !self.0.contains_key(*path));
@@ -152,7 +152,7 @@ mod tests {
         fs::remove_file(one.join("c")).unwrap();
         assert_eq!(
             told().unwrap(),
-            "a has mode 600 here and 644 there, sub/b has other content, c exists only there"
+            "a has mode 600 here and 644 there, sub/b has different content, c exists only there"
         );
     }
 }

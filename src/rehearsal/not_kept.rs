@@ -92,13 +92,13 @@ impl ImageLook {
         }
         let mut reasons = Vec::new();
         if !named.is_empty() {
-            reasons.push(format!("the image does not hold {}", named.join(", ")));
+            reasons.push(format!("the image does not contain {}", named.join(", ")));
         }
         if let Some(gap) = &self.gap {
             reasons.push(format!(
-                "not every file that the job writes is known: {gap}"
+                "some files that the job writes may be unknown: {gap}"
             ));
-            remedies.push("`ckpt-run doctor` tells what this machine lacks");
+            remedies.push("`ckpt-run doctor` shows what this machine lacks");
         }
         (!reasons.is_empty()).then(|| (reasons.join("; "), remedies.join("; ")))
     }
@@ -150,7 +150,7 @@ mod tests {
         let (reason, remedy) = ImageLook::of(Some(&kept)).missing().unwrap();
         assert_eq!(
             reason,
-            "the image does not hold /w/a (5.0 MiB: larger than files.keep_content), \
+            "the image does not contain /w/a (5.0 MiB: larger than files.keep_content), \
              /w/b (1 B: beyond files.keep_total), 1 more"
         );
         assert_eq!(

@@ -299,7 +299,7 @@ fn compare(
         Ok(()) => {
             // The files were not needed this time, but they may have changed after another crash.
             let reason =
-                format!("{reason}; a restore needs what the job changes there after a snapshot");
+                format!("{reason}; a restore needs the changes that the job makes there after a snapshot");
             Err(book.failed("files", End::unclear(reason, remedy)))
         }
         other => other,
@@ -309,7 +309,7 @@ fn compare(
 /// Returns the end of a rehearsal without copies.
 fn uncopied(reason: &str, missing: Option<(String, String)>) -> End {
     let mut reason = format!(
-        "the job came back, but was not compared with uninterrupted runs: the working folder is not copied, because {reason}"
+        "the job was restored, but not compared with uninterrupted runs: the working folder is not copied, because {reason}"
     );
     let mut remedy =
         "rehearse in a smaller folder that is not a mount point, with links to the data".to_owned();

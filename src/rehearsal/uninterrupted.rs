@@ -103,12 +103,12 @@ pub(super) fn run(
         if !ending.is_success() {
             let said = trial.last_words(false).or_else(|| trial.last_words(true));
             let said =
-                said.map_or_else(String::new, |words| format!("; the last it said: {words}"));
+                said.map_or_else(String::new, |words| format!("; its last output: {words}"));
             let reason =
                 format!("the job ended by itself ({ending}) in an uninterrupted run{said}");
             let end = End::unclear(
                 reason,
-                "see whether it keeps something outside of its folder, such as a port or a lock, and rehearse again",
+                "check if it holds something outside of its folder, such as a port or a lock, and rehearse again",
             );
             return Err(book.failed(name, end));
         }
@@ -117,7 +117,7 @@ pub(super) fn run(
     trial.end();
     let took = time_in_words(begun.elapsed().as_secs_f64());
     let detail = if has_ended {
-        format!("the job ran uninterrupted for {took}, to its end")
+        format!("the job ran uninterrupted for {took}, until it exited")
     } else {
         format!("the job ran uninterrupted for {took}")
     };

@@ -59,7 +59,7 @@ fn state(story: &Story) -> String {
         .map_or_else(String::new, |time| format!("{} UTC", utc(time)));
     let end = match &story.ended {
         Some((how, code)) => format!("ended {last} ({how}, exit code {code})"),
-        None => format!("not ended when this was written; last event {last}"),
+        None => format!("not ended at the time of this report; last event {last}"),
     };
     format!("{}{end}", begun.unwrap_or_default())
 }
@@ -87,7 +87,7 @@ fn headline(story: &Story) -> Markup {
         (
             "work lost",
             time_in_words(run.lost_seconds),
-            Some("computed again after restores".to_owned()),
+            Some("repeated after restores".to_owned()),
         ),
         (
             "work saved",
@@ -180,7 +180,7 @@ fn freezes(list: &[Snapshot]) -> Markup {
         .collect();
     html! {
         h3 { "Frozen, and until durable" }
-        ul.legend { (key("b-freeze", "the job stood still")) (key("b-durable", "from the beginning until the image was durable")) }
+        ul.legend { (key("b-freeze", "the job was frozen")) (key("b-durable", "from the beginning until the image was durable")) }
         (chart("Freeze and time until durable of each snapshot", Unit::Seconds, &columns))
     }
 }
@@ -207,7 +207,7 @@ fn sizes(list: &[Snapshot]) -> Markup {
         .collect();
     html! {
         h3 { "Images" }
-        ul.legend { (key("b-stored", "new in the store")) (key("b-raw", "what the image holds")) }
+        ul.legend { (key("b-stored", "new in the store")) (key("b-raw", "content of the image")) }
         (chart("Size of each image", Unit::Bytes, &columns))
     }
 }
@@ -240,7 +240,7 @@ fn phases(list: &[Snapshot]) -> Markup {
         .flat_map(|one| &one.phases)
         .any(|phase| class(&phase.name) == PHASES[7]);
     html! {
-        h3 { "What the time was spent on" }
+        h3 { "Phases of the time" }
         ul.legend {
             @for (name, class) in &named { (key(class, &clean(name))) }
             @if others { (key(PHASES[7], "others")) }
@@ -321,7 +321,7 @@ fn machine(story: &Story) -> Markup {
         section {
             h2 { "Machine and versions" }
             dl { @for (name, value) in rows { dt { (name) } dd { (value) } } }
-            @if story.machine.is_none() { p.muted { "No image tells of the machine." } }
+            @if story.machine.is_none() { p.muted { "No image describes the machine." } }
         }
     }
 }
@@ -424,7 +424,7 @@ mod tests {
             text.contains("none yet") && text.contains("0 of 0"),
             "{text}"
         );
-        assert!(text.contains("No image tells of the machine."));
+        assert!(text.contains("No image describes the machine."));
     }
 
     #[test]

@@ -47,7 +47,7 @@ pub enum KeyError {
     },
     /// Another user could replace the key.
     #[error(
-        "cannot use the key file {path}: it belongs to user {owner}, not to you; `chown` it to yourself"
+        "cannot use the key file {path}: it belongs to user {owner}, not to you; run `chown` on it"
     )]
     Owner {
         /// The file.
@@ -57,7 +57,7 @@ pub enum KeyError {
     },
     /// Other users may have seen the key.
     #[error(
-        "cannot use the key file {path}: others may use it (mode {mode:04o}); run `chmod 600` on it"
+        "cannot use the key file {path}: other users may access it (mode {mode:04o}); run `chmod 600` on it"
     )]
     Exposed {
         /// The file.
@@ -90,7 +90,7 @@ pub enum KeyError {
         status: ExitStatus,
     },
     /// The command did not exit. Its shell was killed; processes started by the shell may still run.
-    #[error("cannot get the key: `{command}` did not end within {} s", limit.as_secs())]
+    #[error("cannot get the key: `{command}` did not exit within {} s", limit.as_secs())]
     Silent {
         /// The command.
         command: String,
@@ -99,7 +99,7 @@ pub enum KeyError {
     },
     /// A file of that name exists, and was not changed.
     #[error(
-        "{0} is there already, and may be the key of a store: choose another name, or move it away"
+        "{0} exists and may be the key of a store: choose another name, or move the file away"
     )]
     Exists(PathBuf),
     /// The new key's file cannot be created; an existing file was not changed.

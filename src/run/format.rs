@@ -36,13 +36,13 @@ pub(crate) fn why(log: &Path, kept: &Path, ended: Ended, printed: Option<&File>)
         let words = printed.map(words_in).filter(|words| !words.is_empty());
         let words = words.map_or_else(String::new, |words| format!(", saying: {words}"));
         return format!(
-            "CRIU ended with {ended} before it opened its log{words}; `ckpt-run doctor` tells whether it works here"
+            "CRIU ended with {ended} before it opened its log{words}; `ckpt-run doctor` checks if it works here"
         );
     }
     let reason = criu::reason_in(log).map_or_else(
         || {
             format!(
-                "CRIU ended with {ended} and without a reason; does `ckpt-run doctor` know one?"
+                "CRIU ended with {ended} without a reason; `ckpt-run doctor` may find it"
             )
         },
         |reason| reason.to_string(),

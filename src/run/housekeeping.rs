@@ -97,7 +97,7 @@ pub(crate) fn remove_copies(store: &Store, lock: &StoreLock, needed: &Path) {
         Ok(copies) => copies,
         Err(error) => {
             tracing::warn!(
-                "cannot look for old copies of the program: {}",
+                "cannot find old copies of the program: {}",
                 chain(&error)
             );
             return;
@@ -116,7 +116,7 @@ pub fn remove_held(store: &Store) {
             let images = images.iter().map(|image| image.id.number()).collect();
             Held::of(store.path()).sweep(&images);
         }
-        Err(error) => tracing::warn!("cannot look for images: {}", chain(&error)),
+        Err(error) => tracing::warn!("cannot list the images: {}", chain(&error)),
     }
 }
 
@@ -173,7 +173,7 @@ fn forget_aside(folder: &Path, keep: usize) {
     let old = found.len().saturating_sub(keep);
     for (_, path) in &found[..old] {
         if let Err(error) = fs::remove_dir_all(path) {
-            tracing::warn!(folder = %path.display(), %error, "cannot remove what an old restore kept aside");
+            tracing::warn!(folder = %path.display(), %error, "cannot remove the files that an old restore set aside");
         }
     }
 }

@@ -12,10 +12,10 @@ use super::exit_code::{NOT_EXECUTABLE, NOT_FOUND, OURS};
 #[derive(Debug, thiserror::Error)]
 pub enum ProgramError {
     /// No command was given.
-    #[error("cannot run nothing: give a command after --, as in: ckpt-run -- ./train")]
+    #[error("no command is given: add one after --, as in: ckpt-run -- ./train")]
     Missing,
     /// The program does not exist.
-    #[error("cannot find {}: no such file, and none on PATH", .0.display())]
+    #[error("cannot find {}: there is no such file or program on PATH", .0.display())]
     NotFound(PathBuf),
     /// The file is not a program.
     #[error("cannot run {}: it is not executable (chmod +x?)", .0.display())]

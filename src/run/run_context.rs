@@ -126,11 +126,11 @@ impl RunContext {
     pub fn with_user(mut self, user: Option<JobUser>) -> io::Result<Self> {
         if user.is_some() && self.agent.take().is_some() {
             if self.config.cuda.memory == Memory::Resident {
-                let reason = "cuda.memory = \"resident\" is not possible with user: the job's user cannot reach the agent";
+                let reason = "cuda.memory = \"resident\" is not possible with user: the job's user has no access to the agent";
                 return Err(io::Error::new(io::ErrorKind::Unsupported, reason));
             }
             tracing::warn!(
-                "GPU memory goes the driver's way, which is slower: the job's user cannot reach the agent"
+                "the driver copies GPU memory through host memory, which is slower: the job's user has no access to the agent"
             );
         }
         self.user = user;
@@ -155,7 +155,7 @@ impl RunContext {
         match cuda::inventory() {
             Ok(found) => self.gpus.get_or_init(|| found).clone(),
             Err(error) => {
-                tracing::debug!(%error, "the GPUs cannot be listed");
+                tracing::debug!(%error, "cannot list the GPUs");
                 cuda::Inventory::default()
             }
         }
@@ -180,7 +180,7 @@ impl RunContext {
         if let Err(error) = self.try_watch(sandbox) {
             self.files.drop_watcher();
             tracing::warn!(
-                "nobody watches the files that the job writes: {}",
+                "the files that the job writes are not watched: {}",
                 chain(&*error)
             );
         }
@@ -239,7 +239,7 @@ fn agent(wanted: Memory, folder: &Path) -> io::Result<Option<(PathBuf, Token)>> 
     let library = match agent_client::install(folder) {
         Ok(library) => library,
         Err(error) if wanted == Memory::Auto => {
-            tracing::warn!("GPU memory goes the driver's way, which is slower: {error}");
+            tracing::warn!("the driver copies GPU memory through host memory, which is slower: {error}");
             return Ok(None);
         }
         Err(error) => return Err(error),

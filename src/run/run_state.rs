@@ -40,7 +40,7 @@ pub enum RunStateError {
         source: io::Error,
     },
     /// The file was made by a newer version, or by another program.
-    #[error("cannot understand {}: made by a newer ckpt-run, or damaged; use that version, or another --store", path.display())]
+    #[error("cannot read {}: it was written by a newer ckpt-run, or is damaged; use that version, or another --store", path.display())]
     Format {
         /// The file.
         path: PathBuf,
@@ -53,7 +53,7 @@ pub enum RunStateError {
 /// The error for an image that does not exist, or whose run cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "cannot go on from image {0}: there is none that can be read; `ckpt-run list` shows which there are"
+    "cannot continue from image {0}: it does not exist or cannot be read; `ckpt-run list` shows the images"
 )]
 pub struct NoSuchImage(pub ImageId);
 

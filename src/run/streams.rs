@@ -278,7 +278,7 @@ impl Streams {
         if let Some(((pty, _), size)) = self.terminal.as_ref().zip(size)
             && let Err(error) = pty.resize(size)
         {
-            tracing::debug!(%error, "the job's terminal does not change its size");
+            tracing::debug!(%error, "cannot resize the job's terminal");
         }
     }
 
@@ -315,7 +315,7 @@ impl Streams {
 fn can_have_terminal() -> bool {
     let pty = Pty::open(None);
     if let Err(error) = &pty {
-        tracing::warn!(%error, "no terminal for the job, it gets pipes: is /dev/pts mounted?");
+        tracing::warn!(%error, "cannot create a terminal for the job, which gets pipes: is /dev/pts mounted?");
     }
     pty.is_ok()
 }

@@ -56,7 +56,7 @@ impl WorkFolder {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
             // Every user may create folders there, and CRIU loads the plugin by a link in this one.
             Err(_) if !is_work_folder(self.path()) => {
-                let reason = format!("{} is somebody else's now", self.path().display());
+                let reason = format!("{} belongs to another user now", self.path().display());
                 Err(io::Error::other(reason))
             }
             Ok(()) | Err(_) => Ok(()),

@@ -77,7 +77,7 @@ impl Spot {
         if way.is_ours() && way.identity() == (folder.dev(), folder.ino()) {
             return Ok(());
         }
-        let message = "it is in a folder that its owner may not change, and that another user can have put there";
+        let message = "it is in a folder that the file's owner may not change and that another user may have put there";
         Err(io::Error::new(io::ErrorKind::PermissionDenied, message))
     }
 

@@ -106,7 +106,7 @@ pub(crate) fn make(
         images = count,
         free = %size(free),
         needed = %size(need.bytes()),
-        "making room: old images go before the snapshot"
+        "old images are removed before the snapshot to free space"
     );
     let first: Vec<Planned> = plan
         .into_iter()
@@ -169,7 +169,7 @@ fn free_bytes(context: &RunContext) -> Option<u64> {
     match machine::free_disk(context.store.path()) {
         Ok(free) => Some(free),
         Err(error) => {
-            tracing::debug!(%error, "cannot tell the free space of the store's disk");
+            tracing::debug!(%error, "cannot determine the free space of the store's disk");
             None
         }
     }

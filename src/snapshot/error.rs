@@ -40,13 +40,12 @@ pub enum SnapshotError {
     Store(#[source] Box<WriteError>),
     /// The store's disk has no space for the image.
     #[error(
-        "cannot write the image, the disk is full: free space where the store is, keep fewer images (--keep-last), or choose another --store"
+        "cannot write the image, the disk is full: free space on the store's disk, keep fewer images (--keep-last), or choose another --store"
     )]
     DiskFull(#[source] Box<WriteError>),
     /// The image would leave too little free space on the disk. Nothing was frozen or written.
     #[error(
-        "cannot begin the image: it needs about {} and {} must stay free (snapshot.min_free), but {} are free where the \
-         store is: free space there, keep fewer images (--keep-last, `ckpt-run forget`), or choose another --store",
+        "cannot begin the image: it needs about {} and {} must stay free (snapshot.min_free), but {} are free on the store's disk: free space there, keep fewer images (--keep-last, `ckpt-run forget`), or choose another --store",
         size(*image),
         size(*floor),
         size(*free)
@@ -61,7 +60,7 @@ pub enum SnapshotError {
     },
     /// The GPU's content does not fit into host memory; the kernel would kill the job.
     #[error(
-        "cannot suspend the GPU state: it needs {} of host memory and {} to spare, and {} are available; free some, or          raise the memory limit of the container",
+        "cannot suspend the GPU state: it needs {} of host memory and a margin of {}, but {} are available; free some, or          raise the memory limit of the container",
         size(*needed),
         size(*headroom),
         size(*available)
@@ -92,7 +91,7 @@ pub enum SnapshotError {
         passes: bool,
     },
     /// A thread of ckpt-run panicked, which is a bug in ckpt-run.
-    #[error("cannot take the snapshot: a mistake in ckpt-run, please report it")]
+    #[error("cannot take the snapshot: this is a bug of ckpt-run, please report it")]
     Panicked,
     /// The image stream broke.
     #[error("cannot receive the image from CRIU")]
@@ -101,13 +100,13 @@ pub enum SnapshotError {
     #[error("cannot dump the processes within {0:?} (snapshot.timeout)")]
     Slow(Duration),
     /// A hook cancelled the snapshot. Nothing was frozen.
-    #[error("the hook before_snapshot called it off (exit code 75)")]
+    #[error("the hook before_snapshot cancelled it (exit code 75)")]
     Vetoed,
     /// The job died while it was dumped.
-    #[error("cannot take a snapshot of a job that has ended")]
+    #[error("cannot take a snapshot of a job that has exited")]
     Ended,
     /// CRIU was killed while it worked in the job: the job computes, but possibly not as before.
-    #[error("cannot trust process {pid} of the job any more: CRIU was killed at work in it")]
+    #[error("process {pid} of the job may be damaged: CRIU was killed while working in it")]
     Doubtful {
         /// Pid as the job sees it.
         pid: i32,

@@ -281,7 +281,7 @@ impl Keeping {
         }
         let Ok(image) = context.store.read(earlier) else {
             // The stream was damaged since: the files are read again for the next image.
-            tracing::warn!(image = %earlier, "the contents of files in the image before cannot be taken over");
+            tracing::warn!(image = %earlier, "cannot take over the contents of files from the previous image");
             for file in set.files.values_mut() {
                 forget_other(file, &self.name);
             }

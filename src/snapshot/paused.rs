@@ -144,7 +144,7 @@ impl Drop for Paused {
         // Dropping the GPU state resumes it. This happens before the other processes continue, which may need it.
         drop(self.gpu.take());
         if let Err(error) = self.continue_tasks() {
-            tracing::warn!("the paused job cannot be told to go on: {}", chain(&error));
+            tracing::warn!("cannot continue the paused job: {}", chain(&error));
         }
     }
 }

@@ -233,7 +233,7 @@ fn a_job_on_a_gpu_that_is_split_up_is_not_snapshotted_and_goes_on() {
         assert_eq!(refused.status.code(), Some(125));
         let said = stderr(&refused);
         assert!(
-            said.contains("is split up (MIG)") && said.lines().count() == 1,
+            said.contains("is in MIG mode") && said.lines().count() == 1,
             "{said}"
         );
         wait_until("the count of failures", || {
@@ -260,7 +260,7 @@ fn a_job_does_not_come_back_on_a_gpu_that_was_split_up_meanwhile_and_its_image_s
     assert_eq!(run.wait(), 125, "{}", place.text("err"));
     let said = place.text("err");
     assert!(
-        said.contains("is split up (MIG), and a job cannot come back"),
+        said.contains("is in MIG mode, and a job cannot be restored"),
         "{said}"
     );
     fs::remove_file(split).expect("removed");

@@ -38,7 +38,7 @@ type Answer = (Reply, Option<OwnedFd>);
 impl Control {
     fn answer(&mut self, request: Request, descriptors: Vec<OwnedFd>) -> Result<Answer, Refusal> {
         if descriptors.len() != request.descriptors() {
-            let text = format!("{} descriptors came along", descriptors.len());
+            let text = format!("{} descriptors were received", descriptors.len());
             return Err(Refusal::Request(text));
         }
         let mut descriptors = descriptors.into_iter();
@@ -109,7 +109,7 @@ impl Control {
 }
 
 fn missing() -> Refusal {
-    Refusal::request("a descriptor did not come along")
+    Refusal::request("a descriptor is missing")
 }
 
 #[cfg(test)]
@@ -146,14 +146,14 @@ mod tests {
         let descriptor = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
         let import = Request::Import { gpu: GPU, len: 1 };
         let refusal = control.answer(import, Vec::new()).unwrap_err();
-        assert_eq!(refusal, Refusal::request("0 descriptors came along"));
+        assert_eq!(refusal, Refusal::request("0 descriptors were received"));
         let hello = Request::Hello { version: VERSION };
         let refusal = control.answer(hello, vec![descriptor()]).unwrap_err();
-        assert_eq!(refusal, Refusal::request("1 descriptors came along"));
+        assert_eq!(refusal, Refusal::request("1 descriptors were received"));
         let refusal = control
             .answer(Request::Lane, vec![descriptor()])
             .unwrap_err();
-        assert_eq!(refusal, Refusal::request("1 descriptors came along"));
+        assert_eq!(refusal, Refusal::request("1 descriptors were received"));
         let refusal = control
             .answer(Request::Lane, vec![descriptor(), descriptor()])
             .unwrap_err();

@@ -103,7 +103,7 @@ impl Context {
     /// Logs the reason why a resource could not be released. It is released at the latest when the process exits.
     pub(super) fn check_end(&self, call: &'static str, result: CuResult) {
         if let Err(error) = self.check(call, result) {
-            tracing::debug!(%error, gpu = %self.gpu(), "GPU resource not given back");
+            tracing::debug!(%error, gpu = %self.gpu(), "cannot release a GPU resource");
         }
     }
 }
@@ -113,7 +113,7 @@ impl Drop for Shared {
         // SAFETY: retained once by `retain`, and every value created with the context is gone.
         let result = unsafe { (self.api.functions().primary_release)(self.device) };
         if let Err(error) = self.api.check("cuDevicePrimaryCtxRelease", result) {
-            tracing::debug!(%error, gpu = %self.gpu, "context not given back");
+            tracing::debug!(%error, gpu = %self.gpu, "cannot release a CUDA context");
         }
     }
 }

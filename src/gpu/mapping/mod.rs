@@ -29,12 +29,11 @@ pub struct GpuPlan {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// There is no driver or no GPU.
-    #[error("this machine has no NVIDIA GPU; restore on one that has")]
+    #[error("this machine has no NVIDIA GPU; restore on a machine with one")]
     NoGpu,
     /// The driver belongs to an older branch.
     #[error(
-        "the image was made with NVIDIA driver {then} and this machine has the older {now}: a newer CUDA library does not \
-         work on it; restore where the driver is {then}"
+        "the image was made with NVIDIA driver {then} and this machine has the older {now}, on which a newer CUDA library does not work; restore on a machine with driver {then}"
     )]
     OlderDriver {
         /// Driver at the snapshot.
@@ -44,7 +43,7 @@ pub enum Refusal {
     },
     /// There are fewer GPUs than at the snapshot.
     #[error(
-        "the job had {then} GPUs and {now} can be used here (CUDA_VISIBLE_DEVICES counts); restore where there are as many"
+        "the job had {then} GPUs and {now} can be used here (CUDA_VISIBLE_DEVICES counts); restore on a machine with as many GPUs"
     )]
     TooFew {
         /// Number of GPUs that the job had.
@@ -54,7 +53,7 @@ pub enum Refusal {
     },
     /// There is no free GPU of the same model.
     #[error(
-        "the job had {then} and there is only {now} to take its place; restore on the same model"
+        "the job had {then} and there is only {now} to replace it; restore on the same model"
     )]
     OtherModel {
         /// Model and UUID of the job's GPU.
@@ -64,7 +63,7 @@ pub enum Refusal {
     },
     /// The GPU is in MIG mode.
     #[error(
-        "{gpu} is split up (MIG), and a job cannot come back on a part of a GPU; switch it off (nvidia-smi -mig 0)"
+        "{gpu} is in MIG mode, and a job cannot be restored on a part of a GPU; switch MIG off (nvidia-smi -mig 0)"
     )]
     Mig {
         /// Model and UUID.
@@ -80,14 +79,14 @@ pub enum Refusal {
     },
     /// The GPU admits only one process, and one uses it.
     #[error(
-        "{gpu} is open to one process only and one is there, an MPS server perhaps; end that one or open the GPU (nvidia-smi -c 0)"
+        "{gpu} admits only one process and is used by one, perhaps an MPS server; end that process or admit all (nvidia-smi -c 0)"
     )]
     Taken {
         /// Model and UUID.
         gpu: String,
     },
     /// The GPU has too little free memory.
-    #[error("{gpu} has {} free and the job needs {}; end what uses it, or give a map to other GPUs", size(*free), size(*needed))]
+    #[error("{gpu} has {} free and the job needs {}; end the programs that use it, or give a map to other GPUs", size(*free), size(*needed))]
     Memory {
         /// Model and UUID.
         gpu: String,
@@ -98,7 +97,7 @@ pub enum Refusal {
     },
     /// The user's map lacks a GPU of the job.
     #[error(
-        "the map of GPUs names none for {gpu}, which the job had; the driver wants all of them"
+        "the map of GPUs lacks {gpu}, which the job had; the driver requires all of the job's GPUs"
     )]
     Unmapped {
         /// Model and UUID.
@@ -106,7 +105,7 @@ pub enum Refusal {
     },
     /// The user's map names a source GPU that the job did not have.
     #[error(
-        "the map of GPUs begins at {uuid}, which the job did not have; `ckpt-run show` lists those"
+        "the map of GPUs replaces {uuid}, which the job did not have; `ckpt-run show` lists the job's GPUs"
     )]
     NotTheJobs {
         /// The UUID.
@@ -114,7 +113,7 @@ pub enum Refusal {
     },
     /// The user's map names a target GPU that does not exist on this machine.
     #[error(
-        "the map of GPUs leads to {uuid}, which is not here; nvidia-smi -L lists those that are"
+        "the map of GPUs names {uuid}, which this machine does not have; nvidia-smi -L lists its GPUs"
     )]
     NotHere {
         /// The UUID.
@@ -122,12 +121,11 @@ pub enum Refusal {
     },
     /// Processes share GPU memory, which cannot be restored on other GPUs.
     #[error(
-        "processes of the job share GPU memory (NCCL's peer-to-peer transport, CUDA IPC), which comes back on the same \
-         GPUs only; restore where these are, and run a job that has to move with cuda.nccl = \"checkpointable\""
+        "processes of the job share GPU memory (NCCL's peer-to-peer transport, CUDA IPC), which can be restored on the same GPUs only; restore on their machine, and run a job that has to move with cuda.nccl = \"checkpointable\""
     )]
     Shared,
     /// The user's map names a GPU twice.
-    #[error("the map of GPUs names {uuid} twice; each GPU takes the place of one")]
+    #[error("the map of GPUs names {uuid} twice; each GPU can replace only one")]
     Twice {
         /// The UUID.
         uuid: String,

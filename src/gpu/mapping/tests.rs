@@ -250,16 +250,16 @@ fn the_user_s_map_is_checked_as_our_own_choice_is() {
         assert_eq!(plan.map, pairs(expected), "{wanted:?}");
     }
     let bad: [(Map, &str); 8] = [
-        (&[("a", "c")], "names none for NVIDIA H200 (b)"),
+        (&[("a", "c")], "lacks NVIDIA H200 (b)"),
         (&[("a", "c"), ("b", "c")], "names c twice"),
         (&[("a", "c"), ("a", "b")], "names a twice"),
-        (&[("a", "c"), ("x", "b")], "begins at x"),
-        (&[("a", "c"), ("b", "x")], "leads to x"),
+        (&[("a", "c"), ("x", "b")], "replaces x"),
+        (&[("a", "c"), ("b", "x")], "names x, which this machine does not have"),
         (
             &[("a", "full"), ("b", "b")],
             "NVIDIA H200 (full) has 10.0 GiB free",
         ),
-        (&[("a", "mig"), ("b", "b")], "split up (MIG)"),
+        (&[("a", "mig"), ("b", "b")], "is in MIG mode"),
         (&[("a", "other"), ("b", "b")], "there is only NVIDIA H100"),
     ];
     for (wanted, expected) in bad {

@@ -307,7 +307,7 @@ impl CopyLanes {
                 Ok(()) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
                 Err(RecvTimeoutError::Timeout) => {
-                    tracing::warn!("the copier of GPU memory hangs, and is ended");
+                    tracing::warn!("the copier of GPU memory hangs and is killed");
                     self.copier.kill();
                     return;
                 }
@@ -382,7 +382,7 @@ impl CopyLanes {
 /// cores.
 fn step_back() {
     if let Err(error) = rustix::process::nice(NICENESS) {
-        tracing::debug!(%error, "a lane keeps its priority");
+        tracing::debug!(%error, "cannot lower the priority of a lane");
     }
 }
 

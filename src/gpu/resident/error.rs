@@ -21,15 +21,14 @@ pub enum ResidentError {
     Cuda(Box<TreeError>),
     /// In every attempt a thread was halted within a CUDA call that blocks all others.
     #[error(
-        "cannot stop the job between two calls to CUDA, tried {tries} times; it is tried again later (cuda.memory = \
-         \"driver\" for a new start does without)"
+        "cannot stop the job between two CUDA calls in {tries} attempts; another attempt follows later (a new start with cuda.memory = \"driver\" avoids this)"
     )]
     Busy {
         /// Number of attempts.
         tries: u32,
     },
     /// A request to an agent failed.
-    #[error("cannot let the agent in process {pid} handle its GPU memory")]
+    #[error("the agent in process {pid} cannot handle its GPU memory")]
     Agent {
         /// Pid as the job sees it.
         pid: i32,
@@ -39,8 +38,7 @@ pub enum ResidentError {
     },
     /// A process shares device memory in a way that cannot be restored.
     #[error(
-        "process {pid} shares GPU memory with others (CUDA IPC) that no agent handles, as pieces below 2 MiB, or all after \
-         a move to other GPUs: that cannot be brought back, so no snapshot is taken"
+        "process {pid} shares GPU memory with others (CUDA IPC) that no agent handles, such as pieces below 2 MiB, or all memory after a move to other GPUs: it cannot be restored, so no snapshot is taken"
     )]
     Shares {
         /// Pid as the job sees it.
@@ -58,7 +56,7 @@ pub enum ResidentError {
         limit: u64,
     },
     /// A process got memory that only an agent can save, after the snapshot was planned without it.
-    #[error("process {pid} has shared GPU memory since the snapshot was begun")]
+    #[error("process {pid} has begun to share GPU memory during the snapshot")]
     Newcomer {
         /// Pid as the job sees it.
         pid: i32,
@@ -86,16 +84,16 @@ pub enum ResidentError {
     #[error("cannot copy GPU memory")]
     Copier(#[from] CopierError),
     /// A socket or pipe failed.
-    #[error("cannot talk to the agents")]
+    #[error("cannot communicate with the agents")]
     Socket(#[from] io::Error),
     /// The image cannot be read.
     #[error("cannot read GPU memory from the image")]
     Read(#[source] Box<ReadError>),
     /// The image's facts are not valid.
-    #[error("the image's GPU memory is not described as this program does it")]
+    #[error("the image's description of its GPU memory is not valid")]
     Facts,
     /// A thread panicked, which is a bug of this program.
-    #[error("a mistake in ckpt-run, please report it")]
+    #[error("this is a bug of ckpt-run, please report it")]
     Panicked,
 }
 

@@ -35,7 +35,7 @@ impl MemoryUsage {
             match ask(channel, token, cover) {
                 Ok(holdings) => sum.add(&holdings),
                 Err(error) => {
-                    tracing::debug!(%error, "what is on which GPU is not known");
+                    tracing::debug!(%error, "the memory on each GPU is unknown");
                     return None;
                 }
             }

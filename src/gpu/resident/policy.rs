@@ -109,13 +109,13 @@ pub(crate) fn choose(
         Memory::Driver => Way::Driver(None),
         Memory::Auto | Memory::Resident if to_host => Way::Driver(None),
         Memory::Auto | Memory::Resident if covers.iter().any(moved) => Way::Driver(Some(
-            "the job was restored onto another GPU, where its driver takes no memory from outside",
+            "the job was restored onto another GPU, where its driver cannot import memory",
         )),
         Memory::Auto | Memory::Resident if bytes(&covers) == 0 => {
             Way::Driver(Some("the job has no large allocations that an agent holds"))
         }
         Memory::Auto | Memory::Resident if !fits => Way::Driver(Some(
-            "the job has more pieces of GPU memory than ckpt-run may have open descriptors for (ulimit -Hn)",
+            "the job has more pieces of GPU memory than the limit on open descriptors allows (ulimit -Hn)",
         )),
         Memory::Auto | Memory::Resident => Way::Resident(covers),
     })

@@ -50,7 +50,7 @@ pub(super) fn fill(
         return Err(ResidentError::Facts);
     }
     let (memory, segments) = copy_lanes.make(facts, |then| new_gpu(map, then))?;
-    tracing::debug!(bytes = facts.bytes(), "GPU memory is made");
+    tracing::debug!(bytes = facts.bytes(), "GPU memory is allocated");
     copy_lanes.fill(facts, &segments, image)?;
     tracing::debug!("GPU memory is filled");
     copy_lanes.leave();

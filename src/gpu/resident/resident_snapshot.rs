@@ -177,10 +177,10 @@ fn say(wanted: Memory, reason: Option<String>) {
     match (wanted, reason) {
         (Memory::Driver, _) | (_, None) => {}
         (Memory::Resident, Some(reason)) => {
-            tracing::warn!("GPU memory goes the driver's way: {reason}");
+            tracing::warn!("the driver copies GPU memory through host memory: {reason}");
         }
         (Memory::Auto, Some(reason)) => {
-            tracing::info!("GPU memory goes the driver's way: {reason}");
+            tracing::info!("the driver copies GPU memory through host memory: {reason}");
         }
     }
 }

@@ -109,7 +109,7 @@ impl Standby {
     ) -> Result<Ready, ResidentError> {
         match wait_for(&self.ready) {
             Some(Ready::Memory(filled, memory)) if filled == image => {
-                tracing::debug!("GPU memory was filled while the job ended");
+                tracing::debug!("GPU memory was filled while the job exited");
                 Ok(Ready::Memory(filled, memory))
             }
             ready => self.copier(ready, program, gpus).map(Ready::Copier),
@@ -142,7 +142,7 @@ impl Standby {
             match CopyLanes::begin(copier, gpus) {
                 Ok(copy_lanes) => return Ok(copy_lanes),
                 // Its facts about the GPUs may be outdated, or it may have been killed.
-                Err(error) => tracing::debug!(%error, "the copier is started anew"),
+                Err(error) => tracing::debug!(%error, "the copier is started again"),
             }
         }
         CopyLanes::begin(warm_copier(program)?, gpus)

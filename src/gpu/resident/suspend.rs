@@ -57,7 +57,7 @@ pub(crate) fn suspend(
             Ok(locked) => break (halted, locked),
             Err(error) if !error.passes() => return Err(error),
             Err(_) if tries == TRIES_MAX => return Err(ResidentError::Busy { tries }),
-            Err(error) => tracing::debug!(tries, "the job is stopped anew: {}", chain(&error)),
+            Err(error) => tracing::debug!(tries, "the job is stopped again: {}", chain(&error)),
         }
         drop(halted);
         thread::sleep(TRY_PAUSE);

@@ -250,8 +250,8 @@ hooks.on_give_up = "no-program"
     }
     for part in [
         "metrics.textfile: there is no folder no-folder, ",
-        "metrics.textfile: the node exporter reads only files whose name ends with .prom",
-        "hooks.after_restore: cannot find no-program: no such file, and none on PATH; ",
+        "metrics.textfile: the node exporter reads only files with names in .prom",
+        "hooks.after_restore: cannot find no-program: there is no such file or program on PATH; ",
     ] {
         assert!(warnings.contains(part), "{part}: {warnings}");
     }

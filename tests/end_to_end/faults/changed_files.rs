@@ -252,7 +252,7 @@ fn an_image_that_is_asked_for_comes_back_or_none_does() {
     let asked = place.verb(&["restore", "000002"]);
     assert_eq!(asked.status.code(), Some(125));
     let text = stderr(&asked);
-    for part in ["cannot go on from image 000002", "/extra", "ckpt-run list"] {
+    for part in ["cannot continue from image 000002", "/extra", "ckpt-run list"] {
         assert!(text.contains(part), "{part}: {text}");
     }
     assert!(!text.contains("restored"), "{text}");

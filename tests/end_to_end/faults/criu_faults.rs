@@ -66,7 +66,7 @@ fn kill_criu_inside_the_job(place: &Place, run: &Run) -> Fate {
     wait_until("the snapshot's end", || {
         place.text("err").lines().count() > words
     });
-    if said(place, "cannot trust process") > 0 {
+    if said(place, "may be damaged: CRIU was killed") > 0 {
         Fate::Doubtful
     } else if ends() > dead {
         Fate::Died
@@ -90,7 +90,7 @@ fn a_job_with_remains_of_a_killed_criu_is_restored_from_the_newest_image() {
         wait_for_progress(&place);
         fate == Fate::Doubtful
     });
-    assert_eq!(said(&place, "cannot trust process"), 1);
+    assert_eq!(said(&place, "may be damaged: CRIU was killed"), 1);
     wait_for_progress(&place);
     place.snapshot();
     finish_counter(&place, &mut run);
@@ -122,7 +122,7 @@ fn a_job_with_remains_of_a_killed_criu_goes_on_where_there_is_no_image() {
         return;
     };
     assert_eq!(
-        said(&place, "cannot trust process"),
+        said(&place, "may be damaged: CRIU was killed"),
         1,
         "{}",
         place.text("err")
@@ -186,7 +186,7 @@ fn a_dump_that_takes_too_long_is_called_off_and_the_job_goes_on() {
     let text = stderr(&output);
     assert!(text.contains("snapshot.timeout"), "{text}");
     wait_for_progress(&place);
-    assert_eq!(said(&place, "cannot trust process"), 0);
+    assert_eq!(said(&place, "may be damaged: CRIU was killed"), 0);
     assert_eq!(said(&place, "restoring"), 0);
     assert_eq!(place.images().len(), 1);
     place.snapshot();

@@ -94,7 +94,7 @@ fn a_driver_that_never_comes_to_an_end_costs_the_work_since_the_newest_image() {
     let impatient = [("CKPT_RUN_SNAPSHOT_TIMEOUT", "8s")];
     let scene = Scene::with(gpu(), "auto", &JOB, &impatient);
     scene.rests();
-    let killed = "has not come to an end within 8s";
+    let killed = "did not finish within 8s";
     dies_in_the_suspend(&scene, || scene.said().contains(killed));
     scene.ends_as_ever();
 }

@@ -4,7 +4,7 @@ use super::scene::{JOB, Scene, gpu};
 use crate::harness::{apply, as_root, stderr};
 
 /// What the agent's answer to a failed call of the driver becomes.
-const ANSWERED: &str = "the driver answered 999 to its agent";
+const ANSWERED: &str = "the driver returned 999 to its agent";
 
 #[apply(as_root)]
 fn what_the_agent_cannot_do_goes_the_driver_s_way_while_that_is_possible() {

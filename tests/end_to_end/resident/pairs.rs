@@ -176,7 +176,7 @@ fn two_runs_of_nccl_on_the_same_gpus_are_refused_snapshots_until_one_has_ended()
     assert!(!refused.status.success(), "{said}");
     for part in [
         &format!(
-            "the run in {} on the same ones",
+            "the run in {} on the same GPUs",
             places[0].file(".ckpt-run").display()
         ),
         "CUDA_VISIBLE_DEVICES",

@@ -32,7 +32,7 @@ fn memory_is_filled_before_the_restore_of_a_killed_job_also_where_there_is_no_ro
                 scene.count("ckpt-run: restored ") == crash
             });
         }
-        let said = "filled while the job ended";
+        let said = "filled while the job exited";
         assert_eq!(scene.count(said), 2, "{mib} MiB: {}", scene.said());
         scene.ends_as_ever();
     }

@@ -88,7 +88,7 @@ fn in_a_folder_that_cannot_be_preloaded_from_all_is_the_driver_s_and_a_wish_is_r
     let words = ["snapshot", "--store", store];
     let taken = scene.place.verb(&words);
     assert!(taken.status.success(), "{taken:?}{}", scene.said());
-    assert_eq!(scene.count("goes the driver's way"), 1, "{}", scene.said());
+    assert_eq!(scene.count("through host memory"), 1, "{}", scene.said());
     scene.run.crash();
     wait_until("the restored job", || {
         scene.count("ckpt-run: restored ") == 1

@@ -91,7 +91,7 @@ impl Scene {
         let said = self.said();
         assert_eq!(self.count(" release "), before, "{said}");
         let reason = said
-            .rsplit_once("goes the driver's way: ")
+            .rsplit_once("through host memory: ")
             .map_or("", |(_, rest)| rest);
         reason.lines().next().unwrap_or_default().to_owned()
     }

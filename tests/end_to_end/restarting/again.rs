@@ -252,7 +252,7 @@ fn a_run_goes_back_to_an_older_image_and_never_on_from_those_it_gave_up() {
     // The newest good image is one that was given up; the one to go on from stays, too.
     let named = place.verb(&["forget", "000001"]);
     assert!(
-        stderr(&named).contains("goes on from"),
+        stderr(&named).contains("run continues from"),
         "{}",
         stderr(&named)
     );

@@ -268,7 +268,7 @@ fn a_job_that_ends_at_once_is_said_to_need_more_to_do_or_a_look() {
         "{text}"
     );
     assert!(
-        text.contains("-> rehearse with more for the job to do"),
+        text.contains("-> rehearse with more work for the job"),
         "{text}"
     );
 
@@ -277,7 +277,7 @@ fn a_job_that_ends_at_once_is_said_to_need_more_to_do_or_a_look() {
     let text = stdout(&broken);
     assert!(
         text.contains(
-            "(exit code 1) before it could be snapshotted; the last it said: no data there"
+            "(exit code 1) before it could be snapshotted; its last output: no data there"
         ),
         "{text}"
     );
@@ -308,7 +308,7 @@ sys.exit("lost the connection")
     let text = stdout(&output);
     assert!(text.contains("FAILED   comes back "), "{text}");
     assert!(
-        text.contains("(exit code 1) after its restore; the last it said: lost the connection"),
+        text.contains("(exit code 1) after its restore; its last output: lost the connection"),
         "{text}"
     );
 }

@@ -200,7 +200,7 @@ open('result', 'w').write('right' if started() == first else 'wrong')
 "
     );
     let rehearsed = Rehearsal::new(&script).to_the_end();
-    assert_told(&rehearsed, 1, "FAIL: ", &["ones: result has other content"]);
+    assert_told(&rehearsed, 1, "FAIL: ", &["ones: result has different content"]);
 }
 
 #[apply(as_root)]
@@ -220,7 +220,7 @@ while True:
 fn a_random_file_is_inconclusive_by_name() {
     let script = format!("{COUNT}\nopen('result', 'w').write(str(random.random()))");
     let rehearsed = Rehearsal::new(&script).to_the_end();
-    let words = ["not deterministic", "result has other content"];
+    let words = ["not deterministic", "result has different content"];
     assert_told(&rehearsed, 3, "INCONCLUSIVE: ", &words);
 }
 

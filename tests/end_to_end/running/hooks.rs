@@ -105,7 +105,7 @@ fn a_veto_skips_a_snapshot_but_not_the_one_before_a_stop() {
     let mut run = start(&place, "hooks.before_snapshot = 'exit 75'", "");
     let asked = place.verb(&["snapshot"]);
     assert_eq!(asked.status.code(), Some(125));
-    assert!(stderr(&asked).contains("the hook before_snapshot called it off"));
+    assert!(stderr(&asked).contains("the hook before_snapshot cancelled it"));
     place.wait_for("err", "no snapshot this time");
     assert!(place.images().is_empty());
     assert!(

@@ -60,7 +60,7 @@ def pair(trial):
     for _ in range(ROUNDS):
         for run in runs:
             code, words = trial.ask(run, "snapshot")
-            if code == 0 or "on the same ones" not in words:
+            if code == 0 or "on the same GPUs" not in words:
                 raise trials.Failure(f"not refused: {words}")
         trial.pass_time(SECONDS)
         go_on(trial, runs)
