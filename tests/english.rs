@@ -17,7 +17,7 @@ const OPENERS_MAX_PERCENT: usize = 2;
 /// Longest name of a function, characters.
 const NAME_LENGTH_MAX: usize = 60;
 /// Functions with longer names, almost all of them tests.
-const LONG_NAMES_MAX: usize = 242;
+const LONG_NAMES_MAX: usize = 45;
 
 #[test]
 fn doc_comments_begin_with_a_noun_or_a_verb() {

@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn a_library_without_the_functions_names_the_driver_that_has_them() {
+    fn old_library_error_names_the_required_driver() {
         // Any library other than libcuda can stand in for an old one.
         let error = Functions::load("libm.so.6").err().unwrap();
         assert!(matches!(error, LoadError::TooOld { .. }), "{error}");

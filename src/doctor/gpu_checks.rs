@@ -40,7 +40,11 @@ fn check_of(inventory: Result<Inventory, GpuError>) -> Check {
     }
     if gpus.is_empty() {
         let detail = format!("driver {version}, no GPU visible");
-        return Check::note(NAME, detail, "make the GPUs available in this container or machine");
+        return Check::note(
+            NAME,
+            detail,
+            "make the GPUs available in this container or machine",
+        );
     }
     let found = format!("driver {version}, {}", counted(&gpus));
     if let Some(gpu) = gpus.iter().find(|gpu| gpu.mig == Some(true)) {

@@ -169,8 +169,7 @@ fn privileges(effective: u64, ptrace_scope: &str, in_user_namespace: bool) -> Ch
     }
     if in_user_namespace {
         let detail = "this is a user namespace, in which root has no privileges on the machine";
-        let remedy =
-            "use a container that is not rootless, or `hostUsers: true` in Kubernetes";
+        let remedy = "use a container that is not rootless, or `hostUsers: true` in Kubernetes";
         return Check::problem(NAME, detail, remedy);
     }
     if ptrace_scope == PTRACE_FORBIDDEN {

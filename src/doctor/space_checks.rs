@@ -43,7 +43,10 @@ fn disk(store: &Path, memory_total: u64) -> Check {
     let (stat, folder) = match found {
         Ok(found) => found,
         Err(error) => {
-            let detail = format!("cannot determine the free space at {}: {error}", store.display());
+            let detail = format!(
+                "cannot determine the free space at {}: {error}",
+                store.display()
+            );
             return Check::problem(NAME, detail, "choose another --store");
         }
     };
@@ -70,7 +73,11 @@ fn memory_check(available: Option<u64>, in_cgroup: Option<u64>) -> Check {
     };
     let detail = format!("{} {limit}", ByteSize(free));
     if free < MEMORY_LEAST {
-        return Check::problem(NAME, detail, "free memory, or raise the limit of the cgroup");
+        return Check::problem(
+            NAME,
+            detail,
+            "free memory, or raise the limit of the cgroup",
+        );
     }
     Check::ok(
         NAME,
@@ -164,7 +171,8 @@ fn permissions(store: &Path) -> Check {
             Check::problem(NAME, detail, format!("run as that user, or chown {place}"))
         }
         Ok(meta) if meta.mode() & OTHERS != 0 => {
-            let detail = format!("{place} is open to other users, and images contain the job's secrets");
+            let detail =
+                format!("{place} is open to other users, and images contain the job's secrets");
             Check::problem(NAME, detail, format!("chmod 700 {place}"))
         }
         Ok(_) => writable(store, format!("{place} is private")),

@@ -265,7 +265,7 @@ mod tests {
     use crate::cuda::Gpu;
 
     #[test]
-    fn a_process_that_the_driver_does_not_list_yet_computes_on_what_it_sees() {
+    fn unlisted_process_counts_for_all_visible_gpus() {
         let gpu = |uuid: &str| Gpu {
             index: 0,
             name: String::new(),

@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn nccl_that_shares_memory_between_gpus_is_refused_with_sign_and_remedy() {
+    fn nccl_sharing_memory_is_refused_with_a_remedy() {
         let rank = |pid, environment, gpu| user(pid, true, environment, &[gpu]);
         let alone = |environment| vec![user(1, true, environment, &["a", "b"])];
         let host = "NCCL_P2P_DISABLE=1 NCCL_CUMEM_ENABLE=0";

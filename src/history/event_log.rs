@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_file_is_not_read_and_a_folder_in_the_way_is_an_error() {
+    fn pipe_is_not_read_and_folder_is_an_error() {
         let (_folder, path) = place();
         nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
         assert_eq!(entries(&path).count(), 0, "and did not wait for a writer");

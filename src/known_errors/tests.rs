@@ -292,7 +292,7 @@ fn cause(symptom: Symptom<'_>) -> Option<&'static Cause> {
 }
 
 #[test]
-fn what_criu_and_the_driver_say_is_told_in_the_users_words_and_each_cause_is_reached() {
+fn messages_are_explained_and_every_cause_is_reached() {
     let (mut reached, mut provoked) = (HashSet::new(), HashSet::new());
     let lines = LINES
         .iter()

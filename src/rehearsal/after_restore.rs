@@ -111,8 +111,7 @@ impl Acts<'_, '_, '_> {
             Ok(shorter.is_none().then_some(()))
         })?;
         if let (None, Some(reason)) = (whole, shorter) {
-            let remedy =
-                "check if the job itself or another program truncates the file";
+            let remedy = "check if the job itself or another program truncates the file";
             return Err(End::failed(reason, remedy));
         }
         Ok(())

@@ -13,7 +13,8 @@ use super::trial::file_error;
 use super::uninterrupted::Ran;
 use crate::history::counted;
 
-const MAKE_DETERMINISTIC: &str = "rehearse the job with fixed seeds and without times or random values in its output and files";
+const MAKE_DETERMINISTIC: &str =
+    "rehearse the job with fixed seeds and without times or random values in its output and files";
 const NO_OUTPUT: &str = "rehearse with less work for the job, or give it more time with --end-within, so that it exits and its files can be compared";
 
 /// Runs to compare.

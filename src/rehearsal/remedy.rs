@@ -32,7 +32,7 @@ mod tests {
     use crate::run::FailureKind;
 
     #[test]
-    fn kinds_that_a_user_can_do_something_about_have_a_remedy_of_their_own() {
+    fn kinds_that_users_can_fix_have_specific_remedies() {
         let kinds = [
             FailureKind::Busy,
             FailureKind::Changed,

@@ -298,8 +298,9 @@ fn compare(
         }
         Ok(()) => {
             // The files were not needed this time, but they may have changed after another crash.
-            let reason =
-                format!("{reason}; a restore needs the changes that the job makes there after a snapshot");
+            let reason = format!(
+                "{reason}; a restore needs the changes that the job makes there after a snapshot"
+            );
             Err(book.failed("files", End::unclear(reason, remedy)))
         }
         other => other,

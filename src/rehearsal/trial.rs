@@ -399,7 +399,7 @@ mod tests {
     use crate::config::{self, Metrics, ProjectFile, Sources};
 
     #[test]
-    fn a_trial_has_the_users_settings_but_touches_nothing_of_the_users() {
+    fn trial_uses_the_users_settings_but_not_the_store() {
         let place = tempfile::tempdir().unwrap();
         let load = |text: &str| {
             let path = place.path().join("config.toml");
@@ -432,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn the_folder_is_beside_the_store_even_where_that_is_not_there_yet() {
+    fn folder_is_beside_the_store_even_before_it_exists() {
         let place = tempfile::tempdir().unwrap();
         let made = folder(&place.path().join("not/yet/there"), None).unwrap();
         assert_eq!(made.path().parent(), Some(place.path()));

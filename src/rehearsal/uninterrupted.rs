@@ -102,8 +102,7 @@ pub(super) fn run(
         let ending = signs::end(&mut trial)?;
         if !ending.is_success() {
             let said = trial.last_words(false).or_else(|| trial.last_words(true));
-            let said =
-                said.map_or_else(String::new, |words| format!("; its last output: {words}"));
+            let said = said.map_or_else(String::new, |words| format!("; its last output: {words}"));
             let reason =
                 format!("the job ended by itself ({ending}) in an uninterrupted run{said}");
             let end = End::unclear(

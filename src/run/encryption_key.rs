@@ -98,9 +98,7 @@ pub enum KeyError {
         limit: Duration,
     },
     /// A file of that name exists, and was not changed.
-    #[error(
-        "{0} exists and may be the key of a store: choose another name, or move the file away"
-    )]
+    #[error("{0} exists and may be the key of a store: choose another name, or move the file away")]
     Exists(PathBuf),
     /// The new key's file cannot be created; an existing file was not changed.
     #[error("cannot create the key file {path}")]

@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn nccl_is_told_where_there_are_several_gpus_and_nothing_that_the_user_decided() {
+    fn nccl_settings_need_several_gpus_and_respect_the_user() {
         let [all, two, none] = [&CHECKPOINTABLE_NCCL[..], &CHECKPOINTABLE_NCCL[1..], &[]];
         let cases: [(Nccl, usize, Settings, Settings); 10] = [
             (Nccl::Auto, 0, &[], none),

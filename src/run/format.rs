@@ -40,11 +40,7 @@ pub(crate) fn why(log: &Path, kept: &Path, ended: Ended, printed: Option<&File>)
         );
     }
     let reason = criu::reason_in(log).map_or_else(
-        || {
-            format!(
-                "CRIU ended with {ended} without a reason; `ckpt-run doctor` may find it"
-            )
-        },
+        || format!("CRIU ended with {ended} without a reason; `ckpt-run doctor` may find it"),
         |reason| reason.to_string(),
     );
     format!("{reason}{}", named(kept))

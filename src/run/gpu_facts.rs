@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_among_several_models_tell_nothing_unless_they_are_in_the_bus_s_order() {
+    fn gpu_numbers_of_mixed_models_need_bus_order() {
         let mixed = machine(&["A", "B"]);
         let of = |order: &'static str| {
             move |name: &str| match name {
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_was_moved_before_its_agent_had_memory_stays_known() {
+    fn process_moved_before_its_first_memory_stays_known() {
         let holds = |pid, lens: &[u64]| ResidentProcess {
             pid,
             segments: lens.iter().map(|len| segment(*len)).collect(),

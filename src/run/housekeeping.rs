@@ -96,10 +96,7 @@ pub(crate) fn remove_copies(store: &Store, lock: &StoreLock, needed: &Path) {
     let copies = match Copies::find(store, lock, Some(needed)) {
         Ok(copies) => copies,
         Err(error) => {
-            tracing::warn!(
-                "cannot find old copies of the program: {}",
-                chain(&error)
-            );
+            tracing::warn!("cannot find old copies of the program: {}", chain(&error));
             return;
         }
     };

@@ -285,7 +285,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_line_tells_step_bytes_rate_and_that_the_job_computes_again() {
+    fn line_has_step_bytes_rate_and_end_of_freeze() {
         let start = clock::now();
         let ongoing = Ongoing::default();
         assert_eq!((ongoing.line(start), ongoing.now()), (None, None));
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn a_freeze_is_told_of_once_and_not_before_the_jobs_output_has_settled() {
+    fn freeze_is_reported_once_after_the_output_settles() {
         let ongoing = Ongoing::default();
         let freeze = Duration::from_secs(1);
         ongoing.tell_later(freeze);

@@ -239,7 +239,9 @@ fn agent(wanted: Memory, folder: &Path) -> io::Result<Option<(PathBuf, Token)>> 
     let library = match agent_client::install(folder) {
         Ok(library) => library,
         Err(error) if wanted == Memory::Auto => {
-            tracing::warn!("the driver copies GPU memory through host memory, which is slower: {error}");
+            tracing::warn!(
+                "the driver copies GPU memory through host memory, which is slower: {error}"
+            );
             return Ok(None);
         }
         Err(error) => return Err(error),

@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_goes_back_twice_revives_nothing_that_it_gave_up_first() {
+    fn second_return_revives_no_abandoned_image() {
         let mut state = state();
         state.go_back(id(1), &images(1..=7)).unwrap();
         assert_eq!(line(&state, &images(1..=9)), [1, 8, 9]);
@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_that_was_given_up_is_gone_back_to_with_what_it_came_of() {
+    fn returning_to_an_abandoned_image_restores_its_branch() {
         let mut state = state();
         state.go_back(id(1), &images(1..=7)).unwrap();
         state.go_back(id(5), &images(1..=10)).unwrap();
@@ -453,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_that_cannot_be_read_is_not_of_a_run_that_began_after_it() {
+    fn unreadable_older_image_is_not_part_of_a_new_run() {
         let unreadable = |number| ImageEntry {
             meta: Vec::new(),
             damaged: Some("torn".to_owned()),
@@ -472,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_of_images_that_were_given_up_are_remembered_when_these_are_gone() {
+    fn numbers_of_removed_abandoned_images_are_remembered() {
         let mut state = state();
         assert_eq!(state.newest_abandoned(), None);
         state.go_back(id(1), &images(1..=7)).unwrap();
@@ -483,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn what_older_versions_wrote_is_read_and_what_is_written_comes_back() {
+    fn old_formats_are_read_and_the_present_one_round_trips() {
         let folder = tempfile::tempdir().unwrap();
         let mut text = serde_json::to_value(state()).unwrap();
         text["abandoned"] = serde_json::json!({"after": id(1), "through": id(7)});

@@ -53,7 +53,7 @@ mod tests {
     use crate::run::work_folder::keep_logs;
 
     #[test]
-    fn logs_are_kept_where_they_are_named_also_those_of_a_killed_supervisor() {
+    fn logs_are_kept_at_their_reported_paths() {
         let folder = tempfile::tempdir().unwrap();
         let [work, logs] = ["work", "logs"].map(|name| folder.path().join(name));
         fs::create_dir_all(&work).unwrap();

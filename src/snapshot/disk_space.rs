@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_good_image_of_the_run_tells_what_the_next_one_needs() {
+    fn newest_good_image_predicts_the_size_of_the_next() {
         let mut images = vec![image(1, 7, 3 * GIB), image(2, 7, GIB), image(3, 6, 5 * GIB)];
         assert_eq!(expected_bytes(&images, 7, 8 * GIB), GIB);
         images[1].damaged = Some("torn".to_owned());
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_images_go_than_are_needed_and_none_when_all_are_not_enough() {
+    fn only_enough_images_are_removed_or_none() {
         let need = Need {
             image: 2 * GIB,
             floor: GIB,

@@ -180,7 +180,7 @@ mod tests {
     use crate::run::gpu_facts::GpuFacts;
 
     #[test]
-    fn a_gpu_without_room_is_named_and_one_that_does_not_tell_is_trusted() {
+    fn full_gpu_is_named_and_unknown_memory_is_trusted() {
         let gpu = |uuid: &str, free: Option<u64>| Gpu {
             index: 3,
             name: String::new(),

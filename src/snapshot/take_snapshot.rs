@@ -301,7 +301,8 @@ mod tests {
             tried += 1;
             Err(SnapshotError::Ended)
         };
-        let result: Result<(), _> = again_while_it_changes(attempt, || panic!("the wait timed out"));
+        let result: Result<(), _> =
+            again_while_it_changes(attempt, || panic!("the wait timed out"));
         assert!(matches!(result, Err(SnapshotError::Ended)));
         assert_eq!(tried, 1);
     }

@@ -52,7 +52,7 @@ fn ends_as_ever(place: &Place, run: &mut Run) {
 }
 
 #[apply(as_root)]
-fn a_gpu_job_that_was_killed_comes_back_and_ends_as_if_nothing_had_happened() {
+fn killed_gpu_job_is_restored_and_completes() {
     let (place, gpu) = (Place::new(), FakeGpu::new());
     let mut run = supervised(&place, &gpu, &[&JOB[..], &["--log", "log"]].concat());
     place.wait_for("out", "\n10 ");
@@ -65,7 +65,7 @@ fn a_gpu_job_that_was_killed_comes_back_and_ends_as_if_nothing_had_happened() {
 }
 
 #[apply(as_root)]
-fn suspended_memory_leaves_the_gpu_and_can_come_back_on_another_one() {
+fn suspended_memory_can_be_resumed_on_another_gpu() {
     let (place, gpu) = (Place::new(), FakeGpu::new());
     let mut run = alone(
         &place,
@@ -136,7 +136,7 @@ fn a_call_that_hangs_keeps_a_job_from_being_locked() {
 }
 
 #[apply(as_root)]
-fn a_thread_that_holds_the_driver_s_lock_does_not_keep_a_job_from_being_suspended() {
+fn thread_holding_the_drivers_lock_allows_a_suspend() {
     let (place, gpu) = (Place::new(), FakeGpu::new());
     let mut run = alone(&place, &gpu, &[&JOB[..6], &["--hold-at", "20:go"]].concat());
     let holds = gpu.folder().join("hangs-fakeHoldDriverLock");
@@ -158,7 +158,7 @@ fn imported_memory_is_suspended_and_cannot_be_resumed() {
 }
 
 #[apply(as_root)]
-fn the_restore_thread_is_known_by_its_number_outside_of_the_job_s_namespace() {
+fn restore_thread_has_its_host_number() {
     let (place, gpu) = (Place::new(), FakeGpu::new());
     let mut run = supervised(&place, &gpu, &JOB);
     place.wait_for("out", "\n20 ");
@@ -176,7 +176,7 @@ fn the_restore_thread_is_known_by_its_number_outside_of_the_job_s_namespace() {
 }
 
 #[apply(as_root)]
-fn a_checkpoint_that_fails_fails_the_snapshot_and_the_job_goes_on() {
+fn failed_checkpoint_fails_the_snapshot_only() {
     let (place, gpu) = (Place::new(), FakeGpu::new());
     let mut run = supervised(&place, &gpu, &JOB);
     place.wait_for("out", "\n10 ");
@@ -218,7 +218,7 @@ fn a_job_computes_while_criu_starts() {
 }
 
 #[apply(as_root)]
-fn a_job_on_a_gpu_that_is_split_up_is_not_snapshotted_and_goes_on() {
+fn job_on_a_mig_gpu_continues_without_snapshots() {
     let (place, gpu) = (Place::new(), FakeGpu::new());
     fs::write(
         place.file("ckpt-run.toml"),
@@ -249,7 +249,7 @@ fn a_job_on_a_gpu_that_is_split_up_is_not_snapshotted_and_goes_on() {
 }
 
 #[apply(as_root)]
-fn a_job_does_not_come_back_on_a_gpu_that_was_split_up_meanwhile_and_its_image_stays() {
+fn restore_on_a_mig_gpu_is_refused_and_the_image_stays() {
     let (place, gpu) = (Place::new(), FakeGpu::new());
     let mut run = supervised(&place, &gpu, &JOB);
     place.wait_for("out", "\n10 ");
@@ -291,7 +291,7 @@ fn calls_fail_where_a_test_says_so_and_where_the_gpu_is_full() {
 }
 
 #[apply(as_root)]
-fn a_job_whose_gpu_falls_idle_is_taken_for_hung_and_one_whose_gpu_works_is_not() {
+fn only_a_job_with_an_idle_gpu_counts_as_hung() {
     let (place, gpu) = (Place::new(), FakeGpu::new());
     fs::write(
         place.file("ckpt-run.toml"),

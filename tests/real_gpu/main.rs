@@ -46,7 +46,7 @@ fn resident_kib() -> u64 {
 }
 
 #[test]
-fn suspended_and_resumed_jobs_count_on_as_if_nothing_had_happened() {
+fn suspended_and_resumed_jobs_continue_to_count() {
     let Some(driver) = driver() else { return };
     let folder = tempfile::tempdir().unwrap();
     let Some(mut untouched) = Counter::start(folder.path()) else {

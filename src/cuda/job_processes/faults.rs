@@ -175,7 +175,7 @@ fn assert_resumable(fake: &Fake, pids: &[i32], driver: &Driver, context: &str) {
 }
 
 #[test]
-fn whatever_fails_on_the_way_there_and_back_processes_run_or_are_named() {
+fn after_any_fault_processes_run_or_are_named() {
     for (name, operation, to) in FORWARD {
         let faults = for_all_faults(
             operation,
@@ -255,7 +255,7 @@ fn what_cannot_be_undone_is_named() {
 }
 
 #[test]
-fn whatever_failed_a_driver_that_works_again_resumes_every_process() {
+fn recovered_driver_resumes_all_after_any_fault() {
     let ways = FORWARD.map(|(name, operation, _)| (name, operation, State::Running));
     let back = BACK.map(|(name, operation)| (name, operation, State::Checkpointed));
     for (name, operation, from) in ways.into_iter().chain(back) {
@@ -268,7 +268,7 @@ fn whatever_failed_a_driver_that_works_again_resumes_every_process() {
 }
 
 #[test]
-fn a_map_goes_into_every_restore_also_those_that_are_tried_again() {
+fn map_is_used_in_every_restore_and_retry() {
     for count in 1..=PIDS.len() {
         let pids = &PIDS[..count];
         for nth in 0..=count {
@@ -297,7 +297,7 @@ fn a_map_goes_into_every_restore_also_those_that_are_tried_again() {
 }
 
 #[test]
-fn a_map_that_the_driver_cannot_take_leaves_the_processes_suspended() {
+fn unsupported_map_leaves_processes_suspended() {
     let fake = Fake::in_state(&PIDS, State::Checkpointed);
     let old = Driver::fake_of(Arc::clone(&fake) as _, 12090);
     let error = resume_restored(&old, &PIDS, &map()).unwrap_err();

@@ -112,7 +112,7 @@ fn a_busy_process_is_reported_and_the_others_are_unlocked() {
 }
 
 #[test]
-fn a_lock_that_times_out_or_meets_cuinit_is_tried_again_from_running() {
+fn lock_is_retried_after_a_timeout_or_cuinit() {
     for code in [sys::NOT_READY, sys::NOT_INITIALIZED] {
         let fake = Fake::new(&PIDS);
         fake.fail_nth(PIDS.len() + 1, code, Effect::None);
@@ -138,7 +138,7 @@ fn managed_memory_leaves_the_job_computing_and_says_why() {
 }
 
 #[test]
-fn a_process_that_cannot_be_restored_is_named_and_the_others_run() {
+fn unrestorable_process_is_named_and_others_run() {
     let fake = Fake::new(&PIDS);
     fake.fail_always(302, Call::Restore, sys::OUT_OF_MEMORY);
     let error = cycle(&fake).unwrap_err();
@@ -206,7 +206,7 @@ fn find_keeps_cuda_processes_and_those_nobody_can_answer_for() {
 }
 
 #[test]
-fn restored_processes_are_resumed_from_any_state_the_image_holds() {
+fn restored_processes_are_resumed_from_any_state() {
     let fake = Fake::new(&PIDS);
     fake.set(300, State::Checkpointed);
     fake.set(301, State::Locked);

@@ -52,9 +52,7 @@ pub enum Refusal {
         now: usize,
     },
     /// There is no free GPU of the same model.
-    #[error(
-        "the job had {then} and there is only {now} to replace it; restore on the same model"
-    )]
+    #[error("the job had {then} and there is only {now} to replace it; restore on the same model")]
     OtherModel {
         /// Model and UUID of the job's GPU.
         then: String,

@@ -108,7 +108,7 @@ fn a_job_comes_back_on_its_own_gpus_or_on_others_of_their_model() {
 }
 
 #[test]
-fn what_cannot_take_the_job_is_refused_with_its_name_and_numbers() {
+fn unsuitable_gpus_are_refused_with_name_and_numbers() {
     let one = then(&[("a", H200, 20)]);
     let two = then(&[("a", H200, 20), ("b", H200, 20)]);
     let cases: [(&CudaFacts, Rows, &str); 7] = [
@@ -151,7 +151,7 @@ fn what_cannot_take_the_job_is_refused_with_its_name_and_numbers() {
 }
 
 #[test]
-fn a_gpu_in_a_mode_that_lets_nobody_in_is_refused_or_passed_over() {
+fn gpu_in_a_closed_mode_is_refused_or_skipped() {
     let job = then(&[("a", H200, 20)]);
     let set = |change: fn(&mut Gpu)| {
         let mut here = now(&[("a", H200, 90)]);
@@ -174,7 +174,7 @@ fn a_gpu_in_a_mode_that_lets_nobody_in_is_refused_or_passed_over() {
 }
 
 #[test]
-fn an_older_branch_of_the_driver_is_refused_and_any_other_release_is_told() {
+fn older_driver_branch_is_refused_other_release_reported() {
     let job = then(&[("a", H200, 20)]);
     let cases = [
         ("580.159.04", Ok(None)),
@@ -254,7 +254,10 @@ fn the_user_s_map_is_checked_as_our_own_choice_is() {
         (&[("a", "c"), ("b", "c")], "names c twice"),
         (&[("a", "c"), ("a", "b")], "names a twice"),
         (&[("a", "c"), ("x", "b")], "replaces x"),
-        (&[("a", "c"), ("b", "x")], "names x, which this machine does not have"),
+        (
+            &[("a", "c"), ("b", "x")],
+            "names x, which this machine does not have",
+        ),
         (
             &[("a", "full"), ("b", "b")],
             "NVIDIA H200 (full) has 10.0 GiB free",

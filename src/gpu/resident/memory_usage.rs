@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shadow_is_as_long_as_what_is_on_its_gpu_whatever_nvml_tells() {
+    fn shadow_size_follows_agents_instead_of_nvml() {
         let mut held = MemoryUsage::default();
         held.add(&[holding(1, 70, 0), holding(2, 4, 4)]);
         held.add(&[holding(2, 6, 1), holding(3, 0, 0)]);

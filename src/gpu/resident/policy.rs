@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_agents_share_stays_on_the_gpu_and_what_nobody_brings_back_is_refused() {
+    fn shared_agent_memory_stays_and_unrestorable_is_refused() {
         let lends = |moved| {
             let mut cover = cover(5, false, false);
             let hello = cover.hello.as_mut().unwrap();

@@ -69,7 +69,7 @@ fn near(one: f64, other: f64) -> bool {
 }
 
 #[test]
-fn lost_is_what_was_computed_since_the_image_and_saved_what_is_in_it() {
+fn lost_time_is_since_the_image_and_saved_time_is_in_it() {
     let account = Account::of(log(vec![
         (0.0, opened()),
         (1.0, started()),
@@ -148,7 +148,7 @@ fn a_crash_that_nothing_follows_is_not_survived() {
 }
 
 #[test]
-fn a_start_from_the_beginning_loses_all_and_another_number_is_the_same_run() {
+fn start_from_the_beginning_loses_all_time() {
     let mut entries = log(vec![
         (0.0, opened()),
         (0.0, started()),
@@ -166,7 +166,7 @@ fn a_start_from_the_beginning_loses_all_and_another_number_is_the_same_run() {
 }
 
 #[test]
-fn a_killed_supervisor_is_an_outage_and_the_next_ones_time_counts_too() {
+fn killed_supervisor_is_an_outage_and_times_add_up() {
     let mut entries = log(vec![
         (0.0, opened()),
         (0.0, started()),
@@ -238,7 +238,7 @@ fn a_paused_job_computes_nothing_and_risks_nothing() {
 }
 
 #[test]
-fn failures_in_a_row_end_with_an_image_and_an_ended_job_or_a_veto_is_none() {
+fn image_resets_failures_and_vetoes_do_not_count() {
     let failed = |kind: &str| Event::SnapshotFailed {
         kind: kind.to_owned(),
         reason: String::new(),

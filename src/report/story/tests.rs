@@ -96,7 +96,7 @@ fn a_run_that_crashes_and_comes_back_is_placed_on_the_axis() {
 }
 
 #[test]
-fn a_killed_supervisor_is_a_crash_and_the_time_until_the_next_one_computes_is_down() {
+fn time_after_a_killed_supervisor_is_down() {
     let story = Story::of(
         log(&[
             (0.0, opened(&["train"])),

@@ -10,7 +10,7 @@ use super::agent_job::{A_MOMENT, CONTEXT_LEN, Job, LIMIT, MIB, SOON, WAYS, Way, 
 use crate::harness::fake_gpu::FakeGpu;
 
 #[test]
-fn memory_comes_back_as_it_was_whichever_way_the_driver_was_found() {
+fn memory_is_restored_for_all_ways_to_find_the_driver() {
     for way in WAYS {
         let gpu = FakeGpu::new();
         let mut job = Job::ready(&gpu, way);
@@ -111,7 +111,7 @@ fn what_came_too_late_is_kept_for_the_next_to_ask() {
 }
 
 #[test]
-fn a_driver_that_lets_nobody_in_is_noticed_and_hinders_no_greeting() {
+fn blocked_driver_is_noticed_and_hello_works() {
     let gpu = FakeGpu::new();
     let mut job = Job::ready(&gpu, Way::Looking);
     job.alloc(4 * MIB);

@@ -66,7 +66,7 @@ fn every_verb_has_a_manual_page_that_groff_takes() {
 }
 
 #[test]
-fn mandoc_has_nothing_against_the_pages_but_that_they_have_no_date() {
+fn mandoc_reports_only_the_missing_date() {
     if !installed("mandoc") {
         return;
     }

@@ -222,7 +222,7 @@ fn a_check_of_the_settings_tells_everything_and_touches_nothing() {
 }
 
 #[test]
-fn a_check_of_the_settings_tells_what_they_name_that_is_not_there() {
+fn config_check_reports_missing_files_and_programs() {
     let place = Place::new();
     let settings = r#"
 criu.path = "no-criu"

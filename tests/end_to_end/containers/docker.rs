@@ -71,7 +71,7 @@ fn a_stopped_container_is_saved_and_the_next_one_goes_on() {
 }
 
 #[apply(as_root)]
-fn a_killed_job_comes_back_in_its_container_and_a_killed_container_in_the_next_one() {
+fn killed_job_and_killed_container_are_restored() {
     let Some(machine) = machine() else { return };
     start(&machine, "first", &options());
     machine.wait_for(VOLUME, "log", "20\n", "first");

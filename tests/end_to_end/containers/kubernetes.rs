@@ -69,7 +69,7 @@ fn a_pod_that_is_deleted_is_saved_and_the_next_one_goes_on() {
 
 /// The Job acts on exit codes of the container that it names.
 #[test]
-fn the_job_s_parts_name_each_other_and_its_policy_the_codes_that_we_end_with() {
+fn job_manifest_is_consistent_with_exit_codes() {
     let [claim, job] = documents();
     let pod = &job["spec"]["template"]["spec"];
     let container = &pod["containers"][0];

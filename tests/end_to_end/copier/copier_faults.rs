@@ -181,7 +181,7 @@ fn everything(
 }
 
 #[test]
-fn a_call_of_the_driver_that_fails_is_named_and_leaves_nothing_behind() {
+fn failed_driver_call_is_named_and_leaves_no_memory() {
     let machine = Machine::of_mib(64);
     let (owner, copier) = (machine.open(), machine.open());
     let (_, memory) = owner.create(gpu(0), 4 * MIB).unwrap();
@@ -306,7 +306,7 @@ fn a_parent_for_the_next_test() {
 }
 
 #[test]
-fn it_ends_with_its_parent_and_not_with_a_thread_and_sees_all_gpus() {
+fn copier_exits_with_its_parent_and_sees_all_gpus() {
     let machine = Machine::of_mib(64);
     let mut parent = Command::new(std::env::current_exe().unwrap())
         .args([

@@ -171,7 +171,7 @@ fn rename(place: &Place, from: &str, to: &str) {
 }
 
 #[apply(as_root)]
-fn a_vanished_file_is_named_and_once_it_is_back_the_same_line_works() {
+fn removed_file_is_named_and_its_return_allows_a_restore() {
     refused_until_undone(
         |place| rename(place, "log", "elsewhere"),
         |place| rename(place, "elsewhere", "log"),
@@ -180,7 +180,7 @@ fn a_vanished_file_is_named_and_once_it_is_back_the_same_line_works() {
 }
 
 #[apply(as_root)]
-fn a_replaced_file_is_named_and_once_the_old_one_is_back_the_same_line_works() {
+fn replaced_file_is_named_until_the_old_one_is_back() {
     refused_until_undone(
         |place| {
             rename(place, "log", "elsewhere");
@@ -201,7 +201,7 @@ fn a_log_of_which_a_copy_is_in_its_place_is_gone_on_with() {
 }
 
 #[apply(as_root)]
-fn a_file_that_shrank_is_named_and_once_it_is_whole_the_same_line_works() {
+fn shrunk_file_is_named_until_it_is_complete_again() {
     refused_until_undone(
         |place| {
             fs::copy(place.file("log"), place.file("copy")).expect("copied");
@@ -218,7 +218,7 @@ fn a_file_that_shrank_is_named_and_once_it_is_whole_the_same_line_works() {
 }
 
 #[apply(as_root)]
-fn an_input_file_that_changed_is_named_and_once_it_is_as_before_the_same_line_works() {
+fn changed_input_file_is_named_until_it_is_unchanged() {
     refused_until_undone(
         |place| fs::write(place.file("input"), "b".repeat(101)).expect("written"),
         |place| fs::write(place.file("input"), "a".repeat(100)).expect("written"),
@@ -252,7 +252,11 @@ fn an_image_that_is_asked_for_comes_back_or_none_does() {
     let asked = place.verb(&["restore", "000002"]);
     assert_eq!(asked.status.code(), Some(125));
     let text = stderr(&asked);
-    for part in ["cannot continue from image 000002", "/extra", "ckpt-run list"] {
+    for part in [
+        "cannot continue from image 000002",
+        "/extra",
+        "ckpt-run list",
+    ] {
         assert!(text.contains(part), "{part}: {text}");
     }
     assert!(!text.contains("restored"), "{text}");

@@ -21,7 +21,7 @@ use crate::harness::{
 const KILL_WITHIN_MS: u64 = 100;
 
 #[apply(as_root)]
-fn a_criu_killed_in_a_dump_leaves_a_job_that_computes_and_the_next_snapshot_works() {
+fn job_computes_after_criu_was_killed_in_a_dump() {
     let mut random = Random::new("killed criu");
     let (place, mut run) = counting();
     // A job that is in code of CRIU's as that is killed dies of it, and comes back.
@@ -76,7 +76,7 @@ fn kill_criu_inside_the_job(place: &Place, run: &Run) -> Fate {
 }
 
 #[apply(as_root)]
-fn a_job_with_remains_of_a_killed_criu_is_restored_from_the_newest_image() {
+fn job_damaged_by_a_killed_criu_is_restored() {
     let (place, mut run) = counting();
     place.snapshot();
     let restored = || said(&place, "restored image=");
@@ -116,7 +116,7 @@ fn with_remains_and_no_image() -> Option<(Place, Run)> {
 }
 
 #[apply(as_root)]
-fn a_job_with_remains_of_a_killed_criu_goes_on_where_there_is_no_image() {
+fn job_damaged_by_a_killed_criu_continues_without_image() {
     let Some((place, mut run)) = with_remains_and_no_image() else {
         skip("CRIU was too fast to be killed");
         return;
@@ -156,7 +156,7 @@ fn a_criu_that_is_stuck_in_a_dump_is_killed_after_the_timeout() {
 }
 
 #[apply(as_root)]
-fn a_criu_that_does_not_end_after_its_dump_is_killed_after_the_timeout() {
+fn criu_hanging_after_its_dump_is_killed() {
     let stuck = "CRIU \"$@\"; code=$?\n\
         [ \"$1\" != dump ] || [ ! -e HERE/stuck ] || kill -STOP $$\n\
         exit $code";
@@ -218,7 +218,7 @@ fn a_criu_killed_in_a_restore_spoils_no_image() {
 }
 
 #[apply(as_root)]
-fn a_criu_killed_in_each_restore_ends_with_125_and_the_same_line_works() {
+fn criu_killed_in_each_restore_ends_the_run_with_125() {
     let (place, mut run) = counting();
     place.snapshot();
     wait_for_progress(&place);
@@ -247,7 +247,7 @@ exit 127
 "#;
 
 #[apply(as_root)]
-fn a_criu_that_ends_before_it_logs_is_told_with_its_words_and_without_a_log() {
+fn early_exit_of_criu_is_reported_with_its_output() {
     let (place, mut run) = counting_with(|command| {
         // Beside the job's script, which is written by now.
         let folder = command.get_current_dir().expect("a folder").to_owned();

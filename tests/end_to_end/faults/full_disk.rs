@@ -121,7 +121,7 @@ fn a_full_disk_fails_the_snapshot_and_nothing_else() {
 }
 
 #[apply(as_root)]
-fn a_disk_too_full_to_keep_the_end_of_a_file_ends_the_run_and_older_images_are_not_tried() {
+fn full_disk_for_cut_off_data_ends_the_run() {
     let (place, disk, mut run) = one_image("0B");
     wait_for_progress(&place);
     place.snapshot();
@@ -176,7 +176,7 @@ fn bytes_below(folder: &Path) -> u64 {
 }
 
 #[apply(as_root)]
-fn a_snapshot_that_would_not_fit_is_refused_before_anything_stands_still() {
+fn too_large_snapshot_is_refused_before_the_freeze() {
     let (place, disk, mut run) = one_image("100MiB");
     let dumps = dump_logs(&place);
     let filler = disk.fill(FLOOR_BYTES + (1 << 20));

@@ -92,7 +92,10 @@ fn a_job_does_not_stand_still_for_a_disk_that_hangs() {
     assert!(disk.thaw(), "it hung until now");
     let answer = asked.wait_with_output().expect("an answer");
     let text = stderr(&answer);
-    assert!(text.contains("no data reached the store's disk for 10s"), "{text}");
+    assert!(
+        text.contains("no data reached the store's disk for 10s"),
+        "{text}"
+    );
 
     // All is well again.
     place.snapshot();

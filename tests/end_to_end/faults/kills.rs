@@ -32,7 +32,7 @@ fn kill_the_job_again_and_again(mut random: Random) {
 }
 
 #[apply(as_root)]
-fn fifty_kills_at_random_moments_leave_no_trace_in_output_and_files() {
+fn fifty_random_kills_change_neither_output_nor_files() {
     let (one, other) = (Random::new("first run"), Random::new("second run"));
     thread::scope(|scope| {
         scope.spawn(|| kill_the_job_again_and_again(one));
@@ -61,12 +61,12 @@ fn kill_the_supervisor(when: impl FnOnce(&Place, &Run)) {
 }
 
 #[apply(as_root)]
-fn a_killed_supervisor_takes_the_job_with_it_and_the_same_line_goes_on() {
+fn killed_supervisor_ends_the_job_and_a_rerun_continues() {
     kill_the_supervisor(|_, _| {});
 }
 
 #[apply(as_root)]
-fn a_supervisor_killed_during_a_snapshot_goes_on_from_the_image_before() {
+fn kill_during_a_snapshot_continues_from_the_previous_image() {
     kill_the_supervisor(|place, run| {
         let mut client = begin_snapshot(place);
         wait_for_criu(run, "dump");
@@ -83,7 +83,7 @@ fn a_supervisor_killed_during_a_restore_restores_when_run_again() {
 }
 
 #[apply(as_root)]
-fn appended_output_is_cut_to_the_snapshot_and_what_was_there_before_the_run_stays() {
+fn appended_output_is_truncated_to_the_snapshot() {
     let place = Place::new();
     std::fs::write(place.file("out"), "from before\n").expect("written");
     let quiet_then_loud = r#"
@@ -114,7 +114,7 @@ while not os.path.exists("stop"): time.sleep(0.01)
 }
 
 #[apply(as_root)]
-fn a_job_that_crashes_after_every_restore_ends_with_its_own_code() {
+fn job_crashing_after_every_restore_ends_with_its_code() {
     let place = Place::new();
     let mut run = start(
         &place,

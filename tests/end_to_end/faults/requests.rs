@@ -49,7 +49,7 @@ fn a_snapshot_asked_for_during_a_restore_is_taken_after_it() {
 }
 
 #[apply(as_root)]
-fn a_stop_during_a_snapshot_saves_once_more_and_the_same_line_goes_on() {
+fn stop_during_a_snapshot_saves_again() {
     for signal in [Signal::SIGTERM, Signal::SIGUSR2] {
         let (place, mut run) = counting();
         let mut client = begin_snapshot(&place);

@@ -22,7 +22,7 @@ fn holds(folder: &Path, text: &[u8]) -> bool {
 }
 
 #[apply(as_root)]
-fn a_job_is_restored_from_an_encrypted_store_and_never_has_the_key() {
+fn job_restored_from_an_encrypted_store_never_has_the_key() {
     let place = Place::new();
     let made = place.verb(&["key", "generate", "key"]);
     assert!(made.status.success(), "{}", stderr(&made));

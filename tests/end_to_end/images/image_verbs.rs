@@ -80,7 +80,7 @@ fn what_grew_between_two_images_is_told() {
 }
 
 #[apply(as_root)]
-fn an_image_goes_to_another_machine_as_one_file_and_comes_back_to_life_there() {
+fn exported_image_is_restored_on_another_machine() {
     let (place, other) = (Place::new(), Place::new());
     let mut run = place.start_ready(&[]);
     place.snapshot();
@@ -143,7 +143,7 @@ fn start_anyway(place: &Place, options: &[&str]) -> Run {
 }
 
 #[apply(as_root)]
-fn a_copied_image_comes_back_to_life_where_the_first_store_is_gone() {
+fn copied_image_is_restored_without_the_first_store() {
     let place = Place::new();
     let mut run = place.start_ready(&[]);
     place.snapshot();
@@ -181,7 +181,7 @@ print("done", sys.argv[1], flush=True)
 "#;
 
 #[apply(as_root)]
-fn an_image_that_came_into_the_store_of_another_run_is_gone_on_from_once_it_is_named() {
+fn image_of_another_run_is_restored_when_named() {
     let place = Place::new();
     fs::write(place.file("job.py"), NAMED).unwrap();
     let stores = [("one", "first"), ("other", "second")];

@@ -154,7 +154,7 @@ fn forget_and_prune_say_what_goes_and_do_what_they_said() {
 }
 
 #[apply(as_root)]
-fn an_old_copy_of_the_program_goes_when_a_run_starts_and_the_mapped_one_stays() {
+fn unmapped_copies_of_the_program_are_removed_at_a_start() {
     let place = Place::new();
     let mut run = place.start_ready(&ON_REQUEST);
     place.snapshot();

@@ -31,7 +31,7 @@ fn a_cron_expression_takes_snapshots() {
 }
 
 #[apply(as_root)]
-fn an_automatic_interval_follows_what_snapshots_cost_and_says_so() {
+fn automatic_interval_follows_the_cost_of_snapshots() {
     let place = Place::new();
     // An assumed failure every minute and freezes of some hundredths of a second: intervals of seconds.
     let options = ["--interval", "auto", "--keep-last", "9"];
@@ -115,7 +115,7 @@ fn a_plan_is_reckoned_from_flags_alone() {
 }
 
 #[apply(as_root)]
-fn a_fixed_interval_that_costs_too_much_is_warned_about_once_and_kept() {
+fn too_costly_fixed_interval_is_kept_with_one_warning() {
     let place = Place::new();
     let options = ["--interval", "1", "--max-overhead", "0.01%"];
     let mut run = place.start_python(&options, UNTIL_GO);

@@ -149,7 +149,7 @@ fn verify_tells_a_newer_image_from_a_damaged_one() {
 }
 
 #[test]
-fn an_image_that_was_set_aside_verifies_good_and_says_that_it_was() {
+fn verify_reports_a_good_image_that_was_set_aside() {
     let place = Place::new();
     let (store, images) = three_images(&place);
     let lock = store.lock().unwrap();

@@ -35,7 +35,7 @@ fn said(place: &Place) -> String {
 }
 
 #[apply(as_root)]
-fn a_run_that_crashes_and_comes_back_is_written_down_and_summed_up() {
+fn crash_and_restore_are_logged_and_summarized() {
     let place = Place::new();
     fs::write(
         place.file("ckpt-run.toml"),
@@ -122,7 +122,7 @@ fn a_run_that_is_saved_and_goes_on_is_one_run() {
 }
 
 #[apply(as_root)]
-fn a_run_without_a_snapshot_is_summed_up_in_few_words_and_quietly_not_at_all() {
+fn run_without_snapshots_has_a_short_summary() {
     let place = Place::new();
     assert_eq!(place.start(&[], &["true"]).wait(), 0);
     assert!(said(&place).ends_with(", no snapshot"), "{}", said(&place));
@@ -132,7 +132,7 @@ fn a_run_without_a_snapshot_is_summed_up_in_few_words_and_quietly_not_at_all() {
 }
 
 #[apply(as_root)]
-fn a_log_that_cannot_be_written_is_told_of_once_and_harms_nothing() {
+fn unwritable_event_log_is_reported_once() {
     let place = Place::new();
     fs::write(place.file("ckpt-run.toml"), "[log]\nevents = '.'\n").unwrap();
     let mut run = place.start_ready(&ON_REQUEST);

@@ -54,7 +54,7 @@ impl Viewer {
 }
 
 #[apply(as_root)]
-fn it_shows_the_job_and_q_restores_the_terminal_while_the_job_goes_on() {
+fn live_view_shows_the_job_and_q_restores_the_terminal() {
     let place = Place::new();
     let mut run = place.start_ready(&["--interval", "1h"]);
     for (key, name) in [(&b"q"[..], "q"), (b"\x1b", "Esc"), (b"\x03", "Ctrl-C")] {

@@ -64,7 +64,7 @@ fn browse(chromium: &PathBuf, place: &Place, page: &str) -> (String, String) {
 }
 
 #[apply(as_root)]
-fn a_browser_shows_the_report_of_an_eventful_run_on_a_phone_and_on_a_desk() {
+fn browser_renders_the_report_on_small_and_large_screens() {
     let place = Place::new();
     eventful(&place);
     let output = place.verb(&["report", "-o", "run.html"]);
@@ -131,7 +131,7 @@ onload = () => document.body.dataset.found = JSON.stringify([...document.querySe
 }
 
 #[apply(as_root)]
-fn without_a_file_the_page_goes_to_stdout_and_without_a_run_there_is_none() {
+fn report_goes_to_stdout_and_needs_a_run() {
     let place = Place::new();
     let nothing = place.verb(&["report"]);
     assert_eq!(code(nothing.status), 125);

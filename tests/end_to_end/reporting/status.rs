@@ -23,7 +23,7 @@ fn state(place: &Place) -> String {
 }
 
 #[apply(as_root)]
-fn a_run_is_told_with_its_snapshots_its_schedule_and_what_is_at_risk() {
+fn status_shows_snapshots_schedule_and_work_at_risk() {
     let place = Place::new();
     let mut run = place.start_ready(&["--interval", "1h"]);
     wait_until("its start", || state(&place) == "running");
@@ -188,7 +188,7 @@ fn a_supervisor_that_is_stopped_is_said_to_be_silent() {
 }
 
 #[apply(as_root)]
-fn watched_without_a_terminal_each_change_is_a_line_until_the_run_ends() {
+fn watch_without_terminal_prints_a_line_per_change() {
     let place = Place::new();
     let mut run = place.start_ready(&[]);
     let watch = |arguments: &[&str], to: &str| {
@@ -226,7 +226,7 @@ fn watched_without_a_terminal_each_change_is_a_line_until_the_run_ends() {
 }
 
 #[apply(as_root)]
-fn a_run_that_was_interrupted_before_its_first_image_is_not_said_to_be_saved() {
+fn run_interrupted_before_its_first_image_is_not_saved() {
     let place = Place::new();
     let mut run = place.start(&ON_REQUEST, &["sh", "-c", "echo ready\nsleep 1000"]);
     place.wait_for("out", "ready");

@@ -20,7 +20,7 @@ fn holding(options: &[&str]) -> Scene {
 }
 
 #[apply(as_root)]
-fn a_thread_that_holds_the_driver_s_lock_for_long_costs_a_snapshot() {
+fn thread_holding_the_drivers_lock_long_fails_a_snapshot() {
     let scene = holding(&[]);
     let error = scene.refused();
     assert!(error.contains("did not finish"), "{error}");
@@ -28,7 +28,7 @@ fn a_thread_that_holds_the_driver_s_lock_for_long_costs_a_snapshot() {
 }
 
 #[apply(as_root)]
-fn a_thread_that_holds_the_driver_s_lock_for_a_while_is_waited_for() {
+fn thread_holding_the_drivers_lock_briefly_is_awaited() {
     let mut scene = holding(&["--wait-at", "25:end"]);
     let agent = agent(&scene);
     std::thread::scope(|scope| {
@@ -63,7 +63,7 @@ fn threads_that_allocate_all_the_time_are_stopped_without_harm() {
 }
 
 #[apply(as_root)]
-fn threads_that_allocate_all_the_time_are_no_obstacle_to_the_driver() {
+fn constantly_allocating_threads_do_not_block_the_driver() {
     allocating("driver");
 }
 
@@ -90,7 +90,7 @@ fn dies_in_the_suspend(scene: &Scene, condition: impl Fn() -> bool) {
 }
 
 #[apply(as_root)]
-fn a_driver_that_never_comes_to_an_end_costs_the_work_since_the_newest_image() {
+fn hanging_driver_loses_work_since_the_newest_image() {
     let impatient = [("CKPT_RUN_SNAPSHOT_TIMEOUT", "8s")];
     let scene = Scene::with(gpu(), "auto", &JOB, &impatient);
     scene.rests();

@@ -26,7 +26,7 @@ fn state(scene: &Scene, verb: &str) -> String {
 }
 
 #[apply(as_root)]
-fn a_job_that_the_driver_alone_would_lose_is_left_to_its_supervisor() {
+fn cuda_verbs_refuse_a_job_that_needs_its_agent() {
     let scene = Scene::at_rest("resident");
     scene.resident_snapshot();
     for verb in ["suspend", "toggle", "checkpoint"] {

@@ -19,7 +19,7 @@ fn copier(scene: &Scene) -> Option<i32> {
 }
 
 #[apply(as_root)]
-fn a_copier_that_cannot_begin_leaves_it_to_the_driver_while_that_is_possible() {
+fn driver_suspends_memory_if_the_copier_cannot_start() {
     let scene = Scene::at_rest("auto");
     let calls = [
         "cuDevicePrimaryCtxRetain",
@@ -47,7 +47,7 @@ fn a_copier_that_cannot_begin_leaves_it_to_the_driver_while_that_is_possible() {
 }
 
 #[apply(as_root)]
-fn a_copier_waits_for_the_next_snapshot_without_gpu_memory_and_ends_with_the_run() {
+fn waiting_copier_uses_no_gpu_and_ends_with_the_run() {
     let scene = Scene::at_rest("resident");
     let before = scene.used();
     assert_eq!(copier(&scene), None);

@@ -7,7 +7,7 @@ use crate::harness::{apply, as_root, stderr};
 const ANSWERED: &str = "the driver returned 999 to its agent";
 
 #[apply(as_root)]
-fn what_the_agent_cannot_do_goes_the_driver_s_way_while_that_is_possible() {
+fn driver_suspends_memory_that_agents_cannot() {
     let scene = Scene::at_rest("auto");
     for call in [
         "cuMemExportToShareableHandle",
@@ -69,7 +69,7 @@ fn a_call_of_the_agent_that_fails_costs_a_snapshot_at_most() {
 }
 
 #[apply(as_root)]
-fn memory_that_cannot_be_mapped_again_ends_the_job_which_is_restored() {
+fn job_is_restored_if_memory_cannot_be_mapped_again() {
     let scene = Scene::at_rest("resident");
     scene.resident_snapshot();
     for call in ["cuMemImportFromShareableHandle", "cuMemSetAccess"] {

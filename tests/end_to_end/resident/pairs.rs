@@ -70,7 +70,7 @@ fn run(place: &Place, gpu: &FakeGpu, arguments: &[&str], variables: &[(&str, &st
 }
 
 #[apply(as_root)]
-fn memory_that_processes_share_is_shared_again_after_snapshots_and_crashes() {
+fn shared_memory_survives_snapshots_and_crashes() {
     let pair = Pair::start(&WAIT);
     for step in ["\n3 ", "\n9 "] {
         pair.place.wait_for("out", step);
@@ -94,7 +94,7 @@ fn memory_that_processes_share_is_shared_again_after_snapshots_and_crashes() {
 }
 
 #[apply(as_root)]
-fn a_job_that_begins_to_share_while_a_snapshot_is_prepared_is_prepared_for_again() {
+fn sharing_begun_during_preparation_repeats_it() {
     let pair = Pair::start(&[&WAIT[..], &["--begin-at", "begin"]].concat());
     wait_until("two contexts", || pair.used().iter().all(|used| *used > 0));
     // The processes have nothing on the GPUs that an agent holds, and are about to be locked.
@@ -161,7 +161,7 @@ fn shared_memory_does_not_move_to_other_gpus() {
 }
 
 #[apply(as_root)]
-fn two_runs_of_nccl_on_the_same_gpus_are_refused_snapshots_until_one_has_ended() {
+fn two_nccl_runs_on_the_same_gpus_are_refused() {
     let (gpu, places) = (scene::gpu(), [Place::new(), Place::new()]);
     let library = nccl(&places[0]);
     let preload = [("LD_PRELOAD", library.to_str().expect("a path"))];

@@ -13,7 +13,7 @@ fn done(scene: &Scene, verb: &str) {
 }
 
 #[apply(as_root)]
-fn a_paused_job_has_nothing_on_the_gpus_whichever_way_its_memory_went() {
+fn paused_job_has_no_gpu_memory() {
     let scene = Scene::at_rest("resident");
     let used = scene.used();
     done(&scene, "pause");
@@ -59,7 +59,7 @@ fn a_job_whose_memory_cannot_be_read_yet_stays_paused() {
 }
 
 #[apply(as_root)]
-fn a_paused_job_that_is_killed_leaves_its_gpus_to_others_until_it_is_unpaused() {
+fn killed_paused_job_uses_no_gpu_until_unpaused() {
     let scene = Scene::with(FakeGpu::with(2, 64), "resident", &JOB, &[]);
     scene.rests();
     done(&scene, "pause");

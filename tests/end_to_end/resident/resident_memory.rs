@@ -16,7 +16,7 @@ fn memory_that_stays_on_the_gpu_is_in_the_image_and_comes_back() {
 }
 
 #[apply(as_root)]
-fn memory_is_filled_before_the_restore_of_a_killed_job_also_where_there_is_no_room_for_it_twice() {
+fn memory_is_filled_before_the_restore_of_a_killed_job() {
     for mib in [3072, 9] {
         // By the end of the backoff it is there, and the restore finds little room beside it.
         let settings = [
@@ -39,7 +39,7 @@ fn memory_is_filled_before_the_restore_of_a_killed_job_also_where_there_is_no_ro
 }
 
 #[apply(as_root)]
-fn what_a_job_has_on_its_gpu_is_known_also_of_memory_that_it_was_given_back() {
+fn memory_usage_includes_returned_memory() {
     let verbose = [("CKPT_RUN_LOG_LEVEL", "debug")];
     let job = [&["--segments", "8M,6M"], &JOB[..4], &JOB[6..]].concat();
     let scene = Scene::with(gpu(), "resident", &job, &verbose);
@@ -71,7 +71,7 @@ fn what_a_job_has_on_its_gpu_is_known_also_of_memory_that_it_was_given_back() {
 }
 
 #[apply(as_root)]
-fn without_room_for_a_shadow_memory_goes_into_the_image_while_the_job_stands_still() {
+fn memory_without_a_shadow_is_copied_during_the_freeze() {
     let scene = Scene::with(FakeGpu::with(2, 64), "resident", &JOB, &[]);
     scene.rests();
     scene.resident_snapshot();

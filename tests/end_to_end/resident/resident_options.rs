@@ -75,7 +75,7 @@ fn a_job_that_becomes_another_user_is_answered_for_by_its_agent() {
 }
 
 #[apply(as_root)]
-fn in_a_folder_that_cannot_be_preloaded_from_all_is_the_driver_s_and_a_wish_is_refused() {
+fn store_path_unfit_for_preload_leaves_memory_to_driver() {
     let store = "my images";
     let variables = [("CKPT_RUN_STORE", store)];
     let mut scene = Scene::with(gpu(), "resident", &JOB, &variables);

@@ -9,7 +9,7 @@ use crate::harness::fake_gpu::{self, FakeGpu, UUIDS, untouched};
 use crate::harness::{Place, Run, apply, as_root, wait_until};
 
 #[apply(as_root)]
-fn snapshots_and_crashes_follow_each_other_while_memory_comes_and_goes() {
+fn snapshots_and_crashes_with_changing_memory() {
     let scene = Scene::start("resident");
     for step in ["\n3 ", "\n8 ", "\n13 "] {
         scene.place.wait_for("out", step);
@@ -169,7 +169,7 @@ fn a_job_that_the_driver_has_moved_keeps_going_the_driver_s_way() {
 }
 
 #[apply(as_root)]
-fn a_job_that_was_moved_before_its_first_large_allocation_goes_the_driver_s_way() {
+fn driver_suspends_a_job_moved_before_it_allocates() {
     let [first, second] = UUIDS;
     let map = format!("{first}={second}");
     let job = "--steps 1000 --pause-ms 4 --segments 300,64K --late 22:6M";
@@ -206,7 +206,7 @@ fn memory_that_cannot_be_made_on_another_gpu_fails_the_restore() {
 }
 
 #[apply(as_root)]
-fn several_processes_are_halted_together_those_without_an_agent_as_well() {
+fn processes_are_halted_together_even_without_agents() {
     let (place, gpu) = (Place::new(), FakeGpu::with(2, 3072));
     let job = "\"$job\" --wait-at 20:go --steps 30 --pause-ms 2 --segments 300,2M,4M";
     let script =

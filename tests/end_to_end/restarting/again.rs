@@ -209,7 +209,7 @@ while done < 4:
 ";
 
 #[apply(as_root)]
-fn a_run_goes_back_to_an_older_image_and_never_on_from_those_it_gave_up() {
+fn run_returned_to_an_older_image_ignores_abandoned_ones() {
     let place = Place::new();
     let step = |number: u32| {
         fs::write(place.file("next.new"), number.to_string()).unwrap();

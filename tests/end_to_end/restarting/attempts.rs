@@ -170,7 +170,7 @@ fn output_is_whole_after_failed_restores_under_one_supervisor() {
 }
 
 #[apply(as_root)]
-fn a_supervisor_killed_in_the_restore_of_an_older_image_goes_on_from_it() {
+fn killed_restore_of_an_older_image_continues_from_it() {
     let script = output_alone();
     let (place, mut run) = with_images(&script, 2);
     kill_supervisor(&mut run);
@@ -206,7 +206,7 @@ fn a_stop_in_the_restore_of_an_older_image_reverts_the_return() {
 }
 
 #[apply(as_root)]
-fn a_named_image_that_fails_leaves_files_and_output_as_they_were() {
+fn failed_restore_of_a_named_image_changes_nothing() {
     let (place, mut run) = with_images(CHAIN, 2);
     kill_supervisor(&mut run);
     let before = ["out", "log"].map(|name| place.text(name));
@@ -340,7 +340,7 @@ fn a_kill_from_outside_after_a_new_image_is_progress() {
 }
 
 #[apply(as_root)]
-fn a_restore_whose_criu_was_killed_is_tried_again_with_the_same_image() {
+fn restore_is_retried_after_criu_was_killed() {
     let (place, mut run) = with_images(CHAIN, 2);
     set(&place, ".ckpt-run/failures", "1");
     run.crash();

@@ -199,7 +199,7 @@ while True:
 }
 
 #[apply(as_root)]
-fn in_words_each_step_is_a_line_and_what_the_job_prints_is_on_stderr_if_wanted() {
+fn rehearsal_prints_a_line_per_step() {
     let place = Place::new();
     let output = rehearse(
         &place,
@@ -238,7 +238,7 @@ fn in_words_each_step_is_a_line_and_what_the_job_prints_is_on_stderr_if_wanted()
 }
 
 #[apply(as_root)]
-fn a_job_that_cannot_be_snapshotted_fails_with_the_reason_and_leaves_nothing() {
+fn rehearsal_fails_with_the_snapshots_reason() {
     let place = Place::new();
     let output = rehearse(&place, &[], SEMAPHORE);
     assert_eq!(code(output.status), 1);
@@ -328,7 +328,7 @@ fn a_machine_that_cannot_do_it_is_told_before_anything_runs() {
 }
 
 #[apply(as_root)]
-fn a_rehearsal_that_is_interrupted_or_killed_leaves_no_process_and_interrupted_no_file() {
+fn ended_rehearsal_leaves_no_processes() {
     for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGKILL] {
         let place = Place::new();
         fs::write(place.file("job.py"), COUNT_ON).unwrap();

@@ -151,7 +151,7 @@ fn a_job_with_its_state_in_a_closed_file_passes() {
 }
 
 #[apply(as_root)]
-fn a_file_that_the_image_does_not_keep_fails_by_name_and_setting() {
+fn file_missing_in_the_image_fails_with_name_and_setting() {
     let mut rehearsal = Rehearsal::new(&endless_closed_state());
     rehearsal.settings = vec![("CKPT_RUN_FILES_KEEP_CONTENT", "0B")];
     let (code, report) = rehearsal.endless(&[]);
@@ -200,7 +200,12 @@ open('result', 'w').write('right' if started() == first else 'wrong')
 "
     );
     let rehearsed = Rehearsal::new(&script).to_the_end();
-    assert_told(&rehearsed, 1, "FAIL: ", &["ones: result has different content"]);
+    assert_told(
+        &rehearsed,
+        1,
+        "FAIL: ",
+        &["ones: result has different content"],
+    );
 }
 
 #[apply(as_root)]
@@ -264,7 +269,7 @@ for i in range(200):
 }
 
 #[apply(as_root)]
-fn a_difference_that_files_elsewhere_may_explain_is_inconclusive() {
+fn difference_due_to_files_elsewhere_is_inconclusive() {
     let script = format!(
         "{COUNT}
 done = outside + '/done'

@@ -42,7 +42,7 @@ fn policy_no_ends_with_the_first_crash() {
 }
 
 #[apply(as_root)]
-fn policy_on_abnormal_restores_after_a_signal_and_not_after_an_exit_code() {
+fn on_abnormal_restores_after_signals_only() {
     let place = Place::new();
     let mut run = start_saved(&place, &["--restart", "on-abnormal"], "sys.exit(9)");
     run.crash();
@@ -106,7 +106,7 @@ fn restarts_without_a_new_image_are_counted() {
 }
 
 #[apply(as_root)]
-fn the_same_crash_after_every_restore_gives_up_with_the_jobs_code() {
+fn repeated_crash_ends_the_run_with_the_jobs_code() {
     let place = Place::new();
     let mut run = start_saved(&place, &["--max-restarts", "-1"], "sys.exit(9)");
     place.go();
@@ -148,7 +148,7 @@ fn an_explicit_limit_on_restarts_is_the_bound() {
 }
 
 #[apply(as_root)]
-fn images_that_were_passed_over_are_no_way_back_for_the_life_after_them() {
+fn abandoned_images_are_not_restored_later() {
     let place = Place::new();
     let mut run = start_saved(&place, &[], "");
     place.snapshot();
@@ -170,7 +170,7 @@ fn images_that_were_passed_over_are_no_way_back_for_the_life_after_them() {
 }
 
 #[apply(as_root)]
-fn a_job_that_always_fails_at_the_same_place_is_given_up_however_many_images_it_makes() {
+fn job_failing_at_the_same_place_ends_despite_new_images() {
     let place = Place::new();
     // The second crash comes an image after its restore.
     let job = "import sys, time\nfor step in range(1, 37):\n    print(step, flush=True)\n    \

@@ -103,7 +103,7 @@ fn a_store_is_looked_for_again_when_it_was_away_at_a_crash() {
 }
 
 #[apply(as_root)]
-fn a_newest_image_that_cannot_be_read_is_told_of_and_an_older_one_used() {
+fn unreadable_newest_image_is_reported_and_skipped() {
     let place = Place::new();
     let mut run = counting(&place);
     place.snapshot();
@@ -124,7 +124,7 @@ fn a_newest_image_that_cannot_be_read_is_told_of_and_an_older_one_used() {
 }
 
 #[apply(as_root)]
-fn a_cleaned_temporary_folder_and_files_with_new_times_end_no_run() {
+fn cleaned_temporary_folder_does_not_end_a_run() {
     let place = Place::new();
     let mut run = counting(&place);
     place.snapshot();
@@ -165,7 +165,7 @@ fn a_supervisor_has_as_many_descriptors_as_it_may() {
 }
 
 #[apply(as_root)]
-fn an_eventfd_that_criu_would_restore_wrongly_fails_the_snapshot_and_the_job_goes_on() {
+fn unrestorable_eventfd_fails_the_snapshot_only() {
     let place = Place::new();
     let job = r#"
 import os, time
@@ -187,7 +187,7 @@ print(os.eventfd_read(fd), flush=True)
 }
 
 #[apply(as_root)]
-fn a_file_that_was_being_written_anew_is_written_to_its_end_after_later_ones() {
+fn file_being_rewritten_is_completed_after_a_restore() {
     let place = Place::new();
     // Saved as frameworks do: written beside and renamed, or in the same file. Each has 3 blocks of its number.
     let job = "import os, time\n\

@@ -58,7 +58,7 @@ fn a_hook_has_the_job_s_limit_of_descriptors() {
 }
 
 #[apply(as_root)]
-fn each_occasion_is_told_outside_of_the_sandbox_and_heard_on_stderr() {
+fn hooks_run_outside_the_sandbox_on_each_occasion() {
     let place = Place::new();
     let settings = r#"[hooks]
 before_snapshot = "echo $CKPT_RUN_HOOK $CKPT_RUN_TRIGGER >> told; readlink /proc/self/ns/pid > namespace"
@@ -143,7 +143,7 @@ fn a_hook_that_fails_or_hangs_is_a_warning_and_the_job_goes_on() {
 }
 
 #[apply(as_root)]
-fn a_hook_that_hangs_leaves_most_of_the_grace_to_the_last_snapshot() {
+fn hanging_hook_leaves_grace_for_the_last_snapshot() {
     let place = Place::new();
     let settings =
         "snapshot.grace = '20s'\nhooks.before_snapshot = 'sleep 1000; :'\nhooks.timeout = '1h'";

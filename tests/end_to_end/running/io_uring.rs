@@ -101,7 +101,7 @@ os.kill(child, 9)
 "#;
 
 #[apply(as_root)]
-fn strict_seccomp_takes_a_job_that_may_use_io_uring_and_is_restored() {
+fn job_in_strict_seccomp_with_io_uring_is_restored() {
     let place = Place::new();
     let mut run = place.start_python_with(&ON_REQUEST, STRICT, |command| {
         command.env("CKPT_RUN_SANDBOX_IO_URING", "allow");

@@ -85,7 +85,7 @@ fn orphans_of_a_job_that_a_signal_ended_are_killed_at_once() {
 }
 
 #[apply(as_root)]
-fn orphans_of_a_job_that_exited_go_on_until_the_supervisor_has_decided() {
+fn orphans_run_until_the_supervisor_has_decided() {
     for isolation in ISOLATIONS {
         let job = start(isolation, "exit 1");
         drop(job.stdin);

@@ -53,7 +53,7 @@ fn numbers(place: &Place) -> Vec<u64> {
 }
 
 #[apply(as_root)]
-fn a_paused_job_stands_still_until_it_is_unpaused_and_misses_nothing() {
+fn paused_job_is_stopped_until_unpaused() {
     let (place, mut run) = counting();
     assert_eq!(pause(&place), "000001");
     // The kernel stops a task on its way back from the kernel.

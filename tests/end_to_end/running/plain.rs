@@ -95,7 +95,7 @@ fn a_plain_job_comes_back_while_its_pids_are_free() {
 }
 
 #[apply(as_root)]
-fn without_privileges_it_is_said_at_once_that_nothing_can_be_snapshotted() {
+fn missing_privileges_are_reported_at_the_start() {
     let place = Place::new();
     // Still root, which may read all files here, without its capabilities.
     let ours = place.command(&["--interval", "never", "--", "true"]);

@@ -45,7 +45,7 @@ fn a_group_wide_sigusr1_takes_one_snapshot_and_the_job_goes_on() {
 }
 
 #[apply(as_root)]
-fn a_signal_to_all_processes_of_the_job_leaves_its_end_to_the_job() {
+fn signal_to_all_processes_lets_the_job_decide() {
     for signal in [Signal::SIGTERM, Signal::SIGHUP] {
         let place = Place::new();
         let handler = format!("signal.signal(signal.{signal}, lambda *_: sys.exit(5))");
@@ -94,7 +94,7 @@ signal.pthread_sigmask(signal.SIG_SETMASK, [signal.SIGUSR1, signal.SIGRTMIN])
 os.execvp(sys.argv[1], sys.argv[1:])";
 
 #[apply(as_root)]
-fn a_job_has_the_callers_dispositions_and_mask_also_when_restored() {
+fn job_keeps_the_callers_signal_state_after_a_restore() {
     let place = Place::new();
     let show = "grep -E '^Sig(Blk|Ign|Cgt)' /proc/self/status";
     let script = format!("{show}; echo ready; while ! test -e go; do sleep 0.02; done; {show}");
@@ -146,7 +146,7 @@ fn triggers_during_a_snapshot_become_one_more() {
 }
 
 #[apply(as_root)]
-fn the_terminals_signals_go_to_the_job_without_a_snapshot_or_a_restart() {
+fn terminal_signals_reach_the_job_without_a_snapshot() {
     for (number, (signal, name)) in (40..).zip([
         (Signal::SIGINT, "INT"),
         (Signal::SIGHUP, "HUP"),
@@ -239,7 +239,7 @@ fn a_stop_by_the_terminal_while_no_job_runs_stops_us() {
 }
 
 #[apply(as_root)]
-fn many_sigterms_at_any_time_leave_a_store_that_a_run_goes_on_from() {
+fn repeated_sigterms_leave_a_usable_store() {
     let place = Place::new();
     let mut run = place.start_python(&ON_REQUEST, COUNT);
     place.wait_for("log", "5\n");

@@ -7,7 +7,7 @@ use crate::harness::{
 };
 
 #[apply(as_root)]
-fn a_stopped_run_goes_on_at_once_when_the_same_line_is_run_again() {
+fn stopped_run_continues_when_rerun() {
     let place = Place::new();
     let mut run = place.start_python(&ON_REQUEST, COUNT);
     place.wait_for("log", "5\n");
@@ -59,7 +59,7 @@ fn a_stop_that_cannot_save_leaves_the_job_computing() {
 }
 
 #[apply(as_root)]
-fn a_run_that_waits_for_a_restart_is_stopped_if_there_is_an_image() {
+fn run_waiting_for_a_restart_stops_if_it_has_an_image() {
     for saved in [true, false] {
         let place = Place::new();
         fs::write(

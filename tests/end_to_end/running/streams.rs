@@ -27,7 +27,7 @@ fn the_exit_code_is_the_jobs_own() {
 }
 
 #[apply(as_root)]
-fn a_command_that_cannot_be_run_is_126_and_one_that_is_not_there_127() {
+fn unrunnable_command_is_126_and_missing_command_is_127() {
     let place = Place::new();
     let write = |name: &str, text: &str, mode| {
         fs::write(place.file(name), text).unwrap();
@@ -65,7 +65,7 @@ fn stdin_is_passed_through_from_a_pipe() {
 }
 
 #[apply(as_root)]
-fn stdin_is_passed_through_from_a_file_and_is_empty_from_dev_null() {
+fn stdin_comes_from_a_file_or_is_empty() {
     let place = Place::new();
     fs::write(place.file("in"), "from a file").unwrap();
     let mut run = place.start_with(&[], &["cat"], |command| {
@@ -81,7 +81,7 @@ fn stdin_is_passed_through_from_a_file_and_is_empty_from_dev_null() {
 }
 
 #[apply(as_root)]
-fn output_is_the_jobs_byte_for_byte_and_without_a_newline_at_the_end() {
+fn output_is_passed_on_byte_for_byte() {
     let place = Place::new();
     // Every byte value, zero included; not a multiple of any buffer's size.
     let bytes: Vec<u8> = (0..1_500_001_u32)
@@ -118,7 +118,7 @@ fn our_lines_never_break_a_line_of_the_jobs() {
 }
 
 #[apply(as_root)]
-fn a_file_as_input_goes_on_where_the_job_stood_under_another_supervisor() {
+fn file_input_continues_under_another_supervisor() {
     let place = Place::new();
     fs::write(place.file("input"), format!("title\n{}", lines(40))).unwrap();
     let job = "while read n; do echo $n\ndone=no; [ $n = 20 ] || [ $n = 30 ] || done=yes\n\

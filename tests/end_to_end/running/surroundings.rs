@@ -56,7 +56,7 @@ fn the_job_is_told_its_store_and_not_what_systemd_says_to_us() {
 }
 
 #[apply(as_root)]
-fn the_job_leads_its_own_session_below_the_root_of_its_tree_below_1() {
+fn job_leads_its_own_session_below_its_root() {
     let place = Place::new();
     let script = "import os; print(os.getpid(), os.getppid(), os.getsid(0), os.getpgid(0)); \
                   print(open(f'/proc/{os.getppid()}/stat').read().split()[3], os.listdir('/proc/self/fd'))";

@@ -27,7 +27,7 @@ fn ends_equal(place: &Place, cluster: &Cluster<'_>, id: &str, restarts: &str) {
 }
 
 #[apply(as_root)]
-fn slurm_ends_the_time_and_the_job_goes_on_in_the_next_allocation() {
+fn slurm_time_limit_saves_and_the_next_allocation_continues() {
     let place = Place::new();
     let Some(cluster) = Cluster::start(&place, 1) else {
         return;
@@ -39,7 +39,7 @@ fn slurm_ends_the_time_and_the_job_goes_on_in_the_next_allocation() {
 }
 
 #[apply(as_root)]
-fn a_job_that_was_not_saved_before_the_time_was_over_goes_on_from_an_older_image() {
+fn job_not_saved_in_time_continues_from_an_older_image() {
     let place = Place::new();
     let Some(cluster) = Cluster::start(&place, 1) else {
         return;
@@ -79,7 +79,7 @@ fn preempt(place: &Place, cluster: &Cluster<'_>, id: &str) {
 }
 
 #[apply(as_root)]
-fn slurm_preempts_the_job_and_it_goes_on_when_there_is_a_node_again() {
+fn preempted_slurm_job_continues_on_the_next_node() {
     let place = Place::new();
     let Some(cluster) = Cluster::start(&place, 1) else {
         return;
@@ -93,7 +93,7 @@ fn slurm_preempts_the_job_and_it_goes_on_when_there_is_a_node_again() {
 }
 
 #[apply(as_root)]
-fn a_job_that_is_preempted_without_notice_goes_on_from_its_newest_image() {
+fn preemption_without_notice_continues_from_newest_image() {
     let place = Place::new();
     let Some(cluster) = Cluster::start(&place, 1) else {
         return;

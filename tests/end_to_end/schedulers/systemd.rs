@@ -91,7 +91,7 @@ impl Manager {
 }
 
 #[apply(as_root)]
-fn systemd_hears_of_the_start_the_snapshots_and_the_end_and_the_job_does_not_hear_systemd() {
+fn systemd_is_notified_and_the_job_has_no_notify_socket() {
     let place = Place::new();
     let mut manager = Manager::new(&place);
     let script = format!("import os\nprint(sorted(os.environ), flush=True)\n{UNTIL_GO}");

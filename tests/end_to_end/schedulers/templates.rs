@@ -212,7 +212,7 @@ fn slurm_preempts_a_step_and_runs_the_script_again() {
 }
 
 #[apply(as_root)]
-fn a_time_limit_that_kills_before_the_job_is_saved_loses_what_came_after_the_last_image() {
+fn too_short_time_limit_loses_work_since_the_last_image() {
     let place = Place::new();
     fs::write(place.file("job.sbatch"), filled(&place, "slurm")).unwrap();
     let run = batch(&place);
@@ -233,7 +233,7 @@ fn a_time_limit_that_kills_before_the_job_is_saved_loses_what_came_after_the_las
 }
 
 #[apply(as_root)]
-fn systemd_kubernetes_and_docker_stop_with_sigterm_and_go_on_with_the_next_start() {
+fn sigterm_saves_and_the_next_start_continues() {
     for scheduler in ["systemd", "kubernetes", "docker"] {
         let place = Place::new();
         let text = filled(&place, scheduler);

@@ -244,7 +244,7 @@ server.sendall(b"late"); assert client.recv(4) == b"late"
 "#;
 
 #[apply(as_root)]
-fn a_connection_with_data_that_is_not_accepted_is_refused_until_it_is() {
+fn unaccepted_connection_with_data_is_refused() {
     for (family, words) in [
         (
             "tcp",
@@ -287,7 +287,7 @@ fn a_connection_with_data_that_is_not_accepted_is_refused_until_it_is() {
 
 /// Connections of others, which are closed by a restore anyway.
 #[apply(as_root)]
-fn connections_of_others_that_wait_or_are_pending_do_not_prevent_a_snapshot() {
+fn pending_connections_of_others_allow_a_snapshot() {
     let script = r#"
 import os, select, socket, sys, time
 listening = socket.create_server(("127.0.0.1", 0))

@@ -90,7 +90,7 @@ fn start(place: &Place, job: &[&str]) -> Run {
 }
 
 #[apply(as_root)]
-fn device_files_that_a_forked_worker_cannot_use_come_back_as_null() {
+fn unusable_device_files_of_a_fork_are_restored_as_null() {
     let place = Place::new();
     let mut run = start(&place, &["python3", "-u", "job.py"]);
     place.wait_for("out", "ready one");
@@ -120,7 +120,7 @@ fn device_files_that_a_forked_worker_cannot_use_come_back_as_null() {
 }
 
 #[apply(as_root)]
-fn a_program_with_a_device_open_that_the_driver_does_not_know_is_not_snapshotted() {
+fn program_unknown_to_the_driver_is_not_snapshotted() {
     let place = Place::new();
     let mut run = start(&place, &["python3", "-u", "job.py", "keep"]);
     place.wait_for("out", "ready one");

@@ -51,7 +51,7 @@ signal.setitimer(signal.ITIMER_PROF, 0)
 }
 
 #[apply(as_root)]
-fn an_alarm_that_was_set_before_the_snapshot_rings_after_the_restore() {
+fn alarm_set_before_the_snapshot_fires_after_the_restore() {
     survives(
         r"
 rung = []

@@ -170,7 +170,7 @@ os.kill(child, signal.SIGKILL)
 }
 
 #[apply(as_root)]
-fn huge_pages_of_forked_processes_that_a_restore_could_not_have_are_named() {
+fn unrestorable_huge_pages_of_forks_are_named() {
     if !has_huge_pages() {
         return;
     }

@@ -26,7 +26,7 @@ fn ctrl_c_ends_the_job_with_130_and_ctrl_backslash_with_131() {
 }
 
 #[apply(as_root)]
-fn ctrl_c_reaches_the_whole_foreground_and_a_job_may_go_on_after_it() {
+fn ctrl_c_reaches_the_foreground_and_may_be_survived() {
     let place = Place::new();
     let screen = Screen::new(24, 80);
     let script =

@@ -88,7 +88,7 @@ fn assert_whole(screen: &str) {
 }
 
 #[apply(as_root)]
-fn a_jobs_lines_stay_whole_while_the_status_line_shows_snapshots_and_a_restore() {
+fn status_line_does_not_split_the_jobs_lines() {
     let line = r#"print(f"step {i:04d} of many", flush=True)"#;
     // In a terminal of its own, so that ours is raw, and in none.
     for options in [&[][..], &["--no-tty"]] {
@@ -102,7 +102,7 @@ fn a_jobs_lines_stay_whole_while_the_status_line_shows_snapshots_and_a_restore()
 }
 
 #[apply(as_root)]
-fn a_progress_bar_keeps_its_line_and_a_line_of_ours_says_that_the_job_computes_again() {
+fn progress_bar_of_the_job_keeps_its_line() {
     let line = r#"sys.stdout.write(f"\r[step {i:04d} of the bar]"); sys.stdout.flush()"#;
     let (_, screen) = shown(line, "0.02", &[], SLOW, "");
     let again = screen
@@ -126,7 +126,7 @@ fn log_progress_never_shows_no_status_line() {
 }
 
 #[apply(as_root)]
-fn where_stderr_is_a_file_each_event_is_one_line_without_escapes() {
+fn events_in_a_file_are_lines_without_escapes() {
     let place = Place::new();
     let screen = Screen::new(24, COLUMNS);
     let line = r#"print(f"step {i:04d} of many", flush=True)"#;

@@ -17,7 +17,7 @@ fn assert_counted(text: &str, at_least: usize) {
 }
 
 #[apply(as_root)]
-fn a_restored_job_goes_on_in_its_terminal_with_nothing_lost_or_repeated() {
+fn restored_job_loses_and_repeats_no_terminal_output() {
     for isolation in ["namespaces", "none"] {
         let place = Place::new();
         let screen = Screen::new(24, 80);
@@ -214,7 +214,7 @@ print("end", os.WEXITSTATUS(os.wait()[1]), *names, flush=True)
 "#;
 
 #[apply(as_root)]
-fn a_jobs_own_terminals_come_back_although_their_numbers_are_taken_on_the_machine() {
+fn own_terminals_are_restored_despite_used_numbers() {
     // In a terminal that is the job's first one, and in none.
     for (option, names) in [
         ("--tty", "/dev/pts/1 /dev/pts/0"),
@@ -247,7 +247,7 @@ fn a_jobs_own_terminals_come_back_although_their_numbers_are_taken_on_the_machin
 }
 
 #[apply(as_root)]
-fn a_program_that_was_started_in_a_terminal_of_the_jobs_comes_back_in_it() {
+fn program_in_the_jobs_own_terminal_is_restored() {
     let place = Place::new();
     fs::write(place.file("job.py"), COUNT).unwrap();
     let spawn = "import pty; pty.spawn(['sh', '-c', 'tty; python3 job.py'])";

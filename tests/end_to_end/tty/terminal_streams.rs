@@ -10,7 +10,7 @@ use crate::harness::{Place, apply, as_root, stdout};
 const WHICH: &str = "import os; print('ttys', *[os.isatty(i) for i in range(3)])";
 
 #[apply(as_root)]
-fn the_job_has_a_terminal_on_all_three_with_the_callers_size_and_name() {
+fn job_has_a_terminal_with_the_callers_size_and_name() {
     let place = Place::new();
     let screen = Screen::new(33, 111);
     let script = "import os, sys\n\
