@@ -1,5 +1,5 @@
-//! GPU jobs on the fake GPU (`tests/fake-cuda`), with the real program and the real CRIU: snapshots by the driver, and
-//! what the driver is known to do.
+//! GPU jobs on the fake GPU (`tests/fake-cuda`) with the real program and the real CRIU: snapshots by the driver, and
+//! the driver's known faults.
 
 use std::fs;
 use std::process::Output;
@@ -9,7 +9,7 @@ use std::thread;
 use crate::harness::fake_gpu::{self, FakeGpu, UUIDS, alone, ends_as, untouched};
 use crate::harness::{Place, Run, apply, as_root, criu_script, stderr, stdout, wait_until};
 
-/// Long enough for something to be done to it; it waits at step 20 until there is a file `go`.
+/// Job that runs long enough for the test's actions; it waits at step 20 for a file `go`.
 const JOB: [&str; 8] = [
     "--threads",
     "2",
@@ -20,21 +20,21 @@ const JOB: [&str; 8] = [
     "--wait-at",
     "20:go",
 ];
-/// A supervised job.
+/// Starts a supervised job.
 fn supervised(place: &Place, gpu: &FakeGpu, arguments: &[&str]) -> Run {
     let mut command = place.command(&["--interval", "never", "--"]);
     command.arg(fake_gpu::job()).args(arguments);
     place.spawn(gpu.wrap(&command), |_| {})
 }
 
-/// A verb that talks to the driver itself.
+/// Runs a verb that calls the driver itself.
 fn cuda(place: &Place, gpu: &FakeGpu, arguments: &[&str]) -> Output {
     let mut command = place.command(&["cuda"]);
     command.args(arguments);
     gpu.wrap(&command).output().expect("ckpt-run starts")
 }
 
-/// Runs a verb for the job, which it has to leave in this state.
+/// Runs a verb for the job and checks the resulting state.
 #[track_caller]
 fn leaves(place: &Place, gpu: &FakeGpu, run: &Run, arguments: &[&str], state: &str) -> Output {
     let pid = run.pid().to_string();
@@ -44,7 +44,7 @@ fn leaves(place: &Place, gpu: &FakeGpu, run: &Run, arguments: &[&str], state: &s
     done
 }
 
-/// Lets a [`JOB`] go on to its end, which must be that of one that nobody touched.
+/// Lets a [`JOB`] run to its end, which must equal that of an undisturbed one.
 fn ends_as_ever(place: &Place, run: &mut Run) {
     static UNTOUCHED: OnceLock<String> = OnceLock::new();
     let ends = UNTOUCHED.get_or_init(|| untouched(&FakeGpu::new(), &JOB[..6]));
@@ -199,7 +199,7 @@ fn a_job_computes_while_criu_starts() {
     let (place, gpu) = (Place::new(), FakeGpu::new());
     let mut command = place.command(&["--interval", "never", "--"]);
     command.arg(fake_gpu::job()).args(JOB);
-    // Not about to dump anything before it may.
+    // Delays the dump until the test permits it.
     let slow = "[ \"$1\" != dump ] || { : > HERE/criu-is-here; until [ -e HERE/criu-goes-on ]; do :; done; }\n\
         exec CRIU \"$@\"";
     command.env("CKPT_RUN_CRIU_PATH", criu_script(place.path(), slow));
@@ -208,7 +208,7 @@ fn a_job_computes_while_criu_starts() {
     thread::scope(|scope| {
         let snapshot = scope.spawn(|| place.snapshot());
         wait_until("CRIU", || place.file("criu-is-here").exists());
-        // Its last step before it waits for us: nobody has stopped it, or taken its memory from the GPU.
+        // Its last step before the wait: the job was not stopped, and its memory is still on the GPU.
         place.wait_for("out", "\n20 ");
         assert!(gpu.used_bytes(0) > 0);
         fs::write(place.file("criu-goes-on"), "").expect("written");

@@ -1,5 +1,5 @@
-//! Jobs of another user under a ckpt-run of root's, with an accomplice outside of the job that puts links to root's files
-//! in the way. `tests/escalations/run` has the cases and repeats them; here each runs once.
+//! Attacks by jobs of another user on a ckpt-run of root, with an accomplice outside of the job that creates links to
+//! root's files. `tests/escalations/run` defines and repeats the cases; here each runs once.
 
 use std::process::Command;
 
@@ -11,7 +11,7 @@ fn nothing_is_gained(ways: &str) {
         return;
     }
     let place = Place::new();
-    // The job's user has to get to its folder.
+    // The job's user needs access to its folder.
     let opened = Command::new("chmod").arg("755").arg(place.path()).status();
     assert!(opened.is_ok_and(|status| status.success()));
     let mut run = Command::new("python3");

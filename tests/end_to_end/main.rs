@@ -1,8 +1,8 @@
-//! End-to-end tests: the real program, in processes of its own, on the real CRIU.
+//! End-to-end tests: the real program, as separate processes, on the real CRIU.
 //!
-//! A test states the privilege that it needs by an attribute of the harness, `#[apply(as_root)]` for root. A test that
-//! needs none is a plain `#[test]`. The tests run beside each other: one that shares something of the machine with others,
-//! a name in `/dev/shm` for example, takes a lock.
+//! A test declares the privilege that it needs by an attribute of the harness, `#[apply(as_root)]` for root. A test
+//! without needs is a plain `#[test]`. The tests run in parallel: a test that shares something of the machine with
+//! others, such as a name in `/dev/shm`, takes a lock.
 
 mod agent;
 mod command;

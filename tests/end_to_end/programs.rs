@@ -1,6 +1,6 @@
-//! Real programs that work on files: databases, mapped files, make with gcc, git, and small jobs with closed, renamed and
-//! temporary files. `tests/programs/run` kills and restores each; here it runs the programs that need no download. And
-//! CRIU's own tests, a part of what `tests/zdtm/run` runs, where there is a source of CRIU.
+//! Real programs that work on files: databases, mapped files, make with gcc, git, and small jobs with closed, renamed
+//! and temporary files. `tests/programs/run` kills and restores each program; here it runs those that need no download.
+//! Also a part of CRIU's own tests, which `tests/zdtm/run` runs if CRIU's source is available.
 
 use std::path::Path;
 use std::process::Command;
@@ -10,12 +10,12 @@ use crate::harness::{Place, apply, as_root, criu_prefix, program, skip, stderr, 
 /// Programs that a machine with Python, gcc, make and git has.
 const PROGRAMS: &str =
     "sqlite-journal,mmap,dbm,state-inplace,state-rename,temporary,folders,logs,make,git";
-/// Tests of CRIU of many kinds, a second or two each.
+/// Tests of CRIU of many kinds, each of a second or two.
 const ZDTM: &str = "/(busyloop00|chroot|cow01|deleted_dev|env00|eventfs00|fifo|file_locks00|futex|itimers|maps00|\
     pipe00|pthread00|sigpending|sk-unix01|socket-tcp-local|timerfd|unlink_fstat00|fork|shmem)$";
-/// Seconds that a job takes by itself.
+/// Running time of an undisturbed job, in seconds.
 const SECONDS: &str = "4";
-/// Programs at a time: each waits most of the time.
+/// Number of programs at a time: each waits most of the time.
 const PARALLEL: &str = "4";
 
 #[apply(as_root)]
@@ -41,7 +41,7 @@ fn tests_of_criu_pass_after_two_kills_and_restores() {
     passes(run);
 }
 
-/// A suite that is a command of its own, installs nothing and works in a place.
+/// Returns the command of a suite, which installs nothing and works in a place.
 fn suite(place: &Place, script: &str) -> Command {
     let mut run = Command::new("python3");
     run.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join(script))
@@ -55,7 +55,7 @@ fn suite(place: &Place, script: &str) -> Command {
     run
 }
 
-/// Runs a suite; what it skips counts as skipped here.
+/// Runs a suite; tests that it skips count as skipped here.
 fn passes(mut run: Command) {
     let output = run.output().expect("python3 starts");
     let said = stdout(&output);

@@ -1,6 +1,6 @@
-//! The shell scripts of the repository, and those that are printed: shellcheck has nothing against them.
-//! `scripts/setup` takes CRIU from a newer suite by way of the sources that the machine has. Which
-//! of them it takes, and with which keys, is checked here for the formats that apt knows.
+//! Shell scripts of the repository, and scripts that the program prints: shellcheck must not complain. `scripts/setup`
+//! takes CRIU from a newer suite through the machine's package sources. The choice of sources and keys is tested here
+//! for the formats that apt supports.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -11,10 +11,10 @@ use nix::fcntl::{FcntlArg, fcntl};
 
 use crate::harness::{Place, apply, as_root, descendants, installed, program, skip, wait_until};
 
-/// Folders that hold nothing of the repository.
+/// Folders that do not belong to the repository.
 const NOT_OURS: [&str; 5] = [".git", ".criu", "target", "shared", "corpus"];
 
-/// Files below a folder that begin with the line of a shell script.
+/// Collects the files below a folder that begin with a shell's interpreter line.
 fn shell_scripts(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).unwrap().map(Result::unwrap) {
         let (path, kind) = (entry.path(), entry.file_type().unwrap());
@@ -37,7 +37,7 @@ fn is_shell_script(path: &Path) -> bool {
     line.starts_with("#!") && matches!(shell, Some("sh" | "bash"))
 }
 
-/// Asks shellcheck about files, or about a text; `None`, said aloud, where there is none.
+/// Runs shellcheck on files, or on a text; returns `None`, with a message, if it is not installed.
 fn shellcheck(files: &[PathBuf], text: &[u8]) -> Option<()> {
     let mut command = Command::new("shellcheck");
     if files.is_empty() {
@@ -89,7 +89,7 @@ fn shellcheck_has_nothing_against_the_scripts_that_are_printed() {
     }
 }
 
-/// What `scripts/setup` makes of apt sources: (file name, text), for a suite of a distribution.
+/// Returns the apt sources that `scripts/setup` derives for a suite of a distribution, as file name and text.
 fn derived(old: &str, new: &str, distribution: &str, sources: &[(&str, &str)]) -> String {
     let dir = tempfile::tempdir().unwrap();
     let files = sources.iter().map(|(name, text)| {
@@ -99,7 +99,7 @@ fn derived(old: &str, new: &str, distribution: &str, sources: &[(&str, &str)]) -
     });
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/setup");
     let output = Command::new("bash")
-        // Its own name as $0 would make the script run.
+        // If `$0` were its own name, the script would run.
         .args([
             "-c",
             "source \"$1\"; shift; derive_sources \"$@\"",
@@ -184,15 +184,15 @@ fn sources_of_others_and_disabled_ones_are_left_out() {
     assert_eq!(derived("bookworm", "trixie", "debian", &sources), "");
 }
 
-/// Whether it is apt-get, between two looks at a lock: it does not sleep otherwise.
+/// Returns true if the process is an apt-get that waits for a lock: it does not sleep otherwise.
 fn pauses(pid: i32) -> bool {
     let file = |name| fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_default();
     let sleeps = format!("{} ", nix::libc::SYS_clock_nanosleep);
     file("comm") == "apt-get\n" && file("syscall").starts_with(&sleeps)
 }
 
-/// Runs the scripts' apt-get on lists and a status of its own, while this process has a lock of apt's, until that shows in
-/// what apt says. Then the lock is given back, and it must succeed.
+/// Runs the scripts' apt-get on separate lists and status, while this process holds a lock of apt, until apt reports
+/// the lock. Then the lock is released, and apt-get must succeed.
 fn waits_for_the_lock(name: &str, words: &[&str]) {
     if !installed("apt-get") {
         return;

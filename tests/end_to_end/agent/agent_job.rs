@@ -1,4 +1,4 @@
-//! A program under the agent, on the fake GPU, and the test's conversation with it.
+//! Program under the agent, on the fake GPU, and the test's conversation with it.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -11,17 +11,17 @@ use ckpt_run::agent_client::{Agent, Channel, Held, Hello, Origin, Token, environ
 
 use crate::harness::fake_gpu::{self, FakeGpu};
 
-/// Longest wait for anything.
+/// Time limit of any wait.
 pub const LIMIT: Duration = Duration::from_secs(60);
-/// Long for a driver that nobody holds.
+/// Time limit of an idle driver's reply.
 pub const A_MOMENT: Duration = Duration::from_millis(40);
-/// Shortest that shows that nothing comes.
+/// Shortest wait that shows that there is no reply.
 pub const SOON: Duration = Duration::from_millis(300);
 pub const MIB: usize = 1 << 20;
-/// What a context takes on the fake GPU.
+/// Memory of a context on the fake GPU.
 pub const CONTEXT_LEN: u64 = 1 << 20;
 
-/// How a program finds the driver.
+/// Way in which a program finds the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     Looking,
@@ -31,14 +31,14 @@ pub enum Way {
 
 pub const WAYS: [Way; 3] = [Way::Looking, Way::Asking, Way::Linked];
 
-/// `tests/end_to_end/agent/program.rs`, built once for each of the two kinds.
+/// Returns the compiled `tests/end_to_end/agent/program.rs`, built once for each of the two variants.
 pub fn program(way: Way) -> &'static Path {
     static PROGRAMS: OnceLock<[PathBuf; 2]> = OnceLock::new();
     let programs = PROGRAMS.get_or_init(|| {
         let source =
             Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/end_to_end/agent/program.rs");
         let folder = fake_gpu::library();
-        // The linker wants a name without a version.
+        // The linker requires a name without a version.
         let linked = tempfile::tempdir().unwrap();
         std::os::unix::fs::symlink(
             folder.join("libcuda.so.1"),
@@ -63,7 +63,7 @@ pub fn program(way: Way) -> &'static Path {
     &programs[usize::from(way == Way::Linked)]
 }
 
-/// Sockets of a program that uses the driver, without the agent: the fake has one.
+/// Number of sockets of a program that uses the driver without the agent: the fake has one.
 pub const SOCKETS: usize = 1;
 
 pub fn library() -> &'static Path {
@@ -75,7 +75,7 @@ pub fn library() -> &'static Path {
     })
 }
 
-/// A program under the agent.
+/// Program under the agent.
 pub struct Job {
     child: Child,
     input: ChildStdin,
@@ -89,7 +89,7 @@ impl Job {
         Self::with(gpu, way, token, &environment(library(), &token, None))
     }
 
-    /// Of the same run as another.
+    /// Starts a program of the same run as another.
     pub fn beside(gpu: &FakeGpu, other: &Self, way: Way) -> Self {
         let set = environment(library(), &other.token, None);
         let mut job = Self::with(gpu, way, other.token, &set);
@@ -97,7 +97,7 @@ impl Job {
         job
     }
 
-    /// Without the agent.
+    /// Starts a program without the agent.
     pub fn bare(gpu: &FakeGpu, way: Way) -> Self {
         Self::with(gpu, way, Token::random().unwrap(), &[])
     }
@@ -136,7 +136,7 @@ impl Job {
         }
     }
 
-    /// Started, with CUDA in use.
+    /// Starts a program that uses CUDA.
     pub fn ready(gpu: &FakeGpu, way: Way) -> Self {
         let mut job = Self::new(gpu, way);
         assert_eq!(job.ask("init"), "0 0 0");
@@ -189,7 +189,7 @@ impl Job {
             .unwrap()
     }
 
-    /// Bytes by GPU, in its driver's order, and what of them was given to it.
+    /// Returns the bytes per GPU, in the driver's order, and the part that was provided.
     pub fn holdings(&self) -> Vec<(u8, u64, u64)> {
         let mut channel = Channel::bind().unwrap();
         let told = self.agent(&mut channel).holdings(LIMIT).unwrap();
@@ -218,7 +218,7 @@ impl Drop for Job {
     }
 }
 
-/// What a program's own list says when it holds so many.
+/// Returns the program's own list of descriptors if it holds this many.
 pub fn own_descriptors(memory: usize, sockets: usize) -> String {
     format!("memory {memory} sockets {}", sockets + SOCKETS)
 }

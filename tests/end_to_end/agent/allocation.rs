@@ -1,4 +1,4 @@
-//! What a program sees of its memory: the same as without the agent.
+//! Device memory as a program sees it: the same as without the agent.
 
 use super::agent_job::{CONTEXT_LEN, Job, MIB, Way};
 use crate::harness::fake_gpu::FakeGpu;
@@ -37,7 +37,7 @@ fn a_range_is_what_was_asked_for() {
                 .next(),
             Some("0")
         );
-        // Freed in its middle, or twice, it is the driver's answer.
+        // The driver itself answers a free in the middle of a piece, or a second free.
         assert_eq!(job.ask(&format!("free {}", address + 8)), "1");
         assert_eq!(job.ask(&format!("free {address}")), "0");
         assert_eq!(job.ask(&format!("free {address}")), "1");

@@ -1,5 +1,5 @@
 #![allow(unsafe_code, reason = "stops threads by ptrace")]
-//! Releasing and mapping: what is there afterwards, what fails, who is in the way.
+//! Release and mapping of memory: results, failures, and threads that block them.
 
 use std::process::Command;
 
@@ -22,7 +22,7 @@ fn memory_is_restored_for_all_ways_to_find_the_driver() {
         assert_eq!(job.segments(), 3, "{way:?}");
         let all = 30 * MIB as u64;
         assert_eq!(job.holdings(), [(0, all, 0)]);
-        // The second time the memory is imported.
+        // From the second round on the memory is imported.
         for round in 0..3 {
             let used = gpu.used_bytes(0);
             let held = job.release();
@@ -67,7 +67,7 @@ fn a_thread_inside_the_agent_makes_it_busy_and_loses_nothing() {
     let rule = format!("cuMemCreate:2:{}", gate.display());
     std::fs::write(gpu.folder().join("hang"), rule).unwrap();
     assert_eq!(job.ask(&format!("later-alloc {}", 6 * MIB)), "begun");
-    // Until the thread has arrived the answer is another.
+    // The reply differs until the thread has arrived.
     let busy = loop {
         let mut channel = Channel::bind().unwrap();
         match job.agent(&mut channel).release(LIMIT) {
@@ -119,7 +119,7 @@ fn blocked_driver_is_noticed_and_hello_works() {
     assert_eq!(job.ask(&format!("hold {}", gate.display())), "begun");
     let mut channel = Channel::bind().unwrap();
     let mut agent = job.agent(&mut channel);
-    // Until the thread is inside, the answer is another. While it is, this is the last that is answered.
+    // Until the thread is inside the driver, the reply differs. This request is the last that is answered.
     while agent.hello(LIMIT).unwrap().is_some() && agent.probe(SOON).is_ok() {}
     std::fs::write(&gate, "").unwrap();
     agent.probe(LIMIT).unwrap();
@@ -136,7 +136,7 @@ fn who_wants_memory_while_it_is_released_waits() {
     assert_eq!(job.ask(&format!("later-alloc {}", 6 * MIB)), "begun");
     job.tell(&format!("free {address}"));
     assert!(job.lines.recv_timeout(SOON).is_err());
-    // What is repeated changes nothing.
+    // A repeated request changes nothing.
     let again = job.agent(&mut Channel::bind().unwrap()).release(LIMIT);
     assert!(matches!(again, Err(AgentError::AlreadyReleased { .. })));
     job.map(&held);
@@ -176,7 +176,7 @@ fn what_fails_in_a_release_is_undone() {
             std::fs::write(gpu.folder().join("fail"), "").unwrap();
             match released {
                 Err(AgentError::Driver { code, .. }) => assert!([2, 999].contains(&code)),
-                // Own memory may stay with the process, imported needs no export.
+                // Own memory may stay with the process; imported memory needs no export.
                 Ok(held) => {
                     assert_eq!(imported, rule.contains("Export"), "{rule}");
                     job.map(&held);
@@ -283,7 +283,7 @@ fn a_job_with_few_descriptors_gets_more() {
     gpu.assert_used(0, CONTEXT_LEN, "all was freed");
 }
 
-/// All threads of a process but one, stopped as the supervisor stops them; let go on drop.
+/// All threads of a process but one, stopped as the supervisor stops them; continued on drop.
 struct Stopped(Vec<i32>);
 
 impl Stopped {
@@ -308,9 +308,9 @@ impl Stopped {
     }
 
     fn stop(&mut self, thread: i32) {
-        // SAFETY: none of these requests reads or writes memory of ours.
+        // SAFETY: none of these requests reads or writes this process's memory.
         unsafe {
-            // One that has just ended is no matter.
+            // A thread that has just exited is skipped.
             if libc::ptrace(libc::PTRACE_SEIZE, thread, 0, 0) == 0 {
                 libc::ptrace(libc::PTRACE_INTERRUPT, thread, 0, 0);
                 let mut status = 0;

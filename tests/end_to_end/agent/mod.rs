@@ -1,4 +1,4 @@
-//! The agent in real processes, on the fake GPU: what a program sees of it, and what the supervisor gets from it.
+//! Tests of the agent in real processes, on the fake GPU: its effect on programs, and its service to the supervisor.
 
 mod agent_job;
 mod allocation;

@@ -1,6 +1,6 @@
-//! A CUDA program that does what a test writes to its standard input, a line each, and answers with a line.
+//! CUDA program that executes the commands on its standard input, one per line, and answers each with a line.
 //!
-//! It finds the driver by `dlsym`, by `cuGetProcAddress` (first argument), or is linked to it (`--cfg linked`).
+//! It finds the driver by `dlsym` or `cuGetProcAddress` (first argument), or is linked to it (`--cfg linked`).
 #![allow(unsafe_code, reason = "calls the driver through C")]
 
 use std::collections::HashMap;
@@ -35,7 +35,7 @@ fn library() -> *mut c_void {
     *LIBRARY.get_or_init(open) as *mut c_void
 }
 
-/// A function by its exported name; its base name and version for `cuGetProcAddress`.
+/// Finds a function by its exported name, or by base name and version through `cuGetProcAddress`.
 fn find(name: &str, base: &str, version: c_int) -> *mut c_void {
     #[cfg(linked)]
     match name {
@@ -51,16 +51,16 @@ fn find(name: &str, base: &str, version: c_int) -> *mut c_void {
         assert!(!ask.is_null(), "cuGetProcAddress_v2");
         // SAFETY: the function of this name has this type.
         let ask: ProcAddress = unsafe { transmute(ask) };
-        // The runtime asks for the asking function itself.
+        // The CUDA runtime looks up `cuGetProcAddress` itself first.
         let (mut better, mut found, mut status) = (std::ptr::null_mut(), std::ptr::null_mut(), 0);
         let itself = c"cuGetProcAddress".as_ptr();
-        // SAFETY: the name ends with a zero; both answers have room.
+        // SAFETY: the name ends with a zero; there is room for both results.
         let code = unsafe { ask(itself, &raw mut better, 12000, 0, &raw mut status) };
         assert_eq!(code, 0);
         // SAFETY: version 12.0 of the function has this type.
         let ask: ProcAddress = unsafe { transmute(better) };
         let base = CString::new(base).unwrap();
-        // SAFETY: the name ends with a zero; both answers have room.
+        // SAFETY: the name ends with a zero; there is room for both results.
         let code = unsafe { ask(base.as_ptr(), &raw mut found, version, 0, &raw mut status) };
         assert_eq!(code, 0);
         found
@@ -72,7 +72,7 @@ fn find(name: &str, base: &str, version: c_int) -> *mut c_void {
     found
 }
 
-/// Driver calls as functions of this program. A pointer must point to as much memory as the driver uses.
+/// Defines driver calls as functions of this program. A pointer must point to as much memory as the driver uses.
 macro_rules! cuda {
     ($($name:ident $symbol:literal $base:literal $version:literal ($($argument:ident: $type:ty),*);)*) => {
         $(fn $name($($argument: $type),*) -> c_int {
@@ -141,7 +141,7 @@ fn allocate(len: usize) -> (c_int, u64) {
     (alloc(&raw mut address, len), address)
 }
 
-/// Threads that allocate, write, check and free; how many of the checks failed.
+/// Runs threads that allocate, write, check and free; returns the number of failed checks.
 fn churn(threads: u64, rounds: u64, context: usize) -> u64 {
     let one = move |thread: u64| {
         set_current(context);
@@ -164,7 +164,7 @@ fn churn(threads: u64, rounds: u64, context: usize) -> u64 {
         .sum()
 }
 
-/// Descriptors, by what they are.
+/// Lists the descriptors by kind.
 fn descriptors() -> String {
     let names = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
     let links = names.filter_map(|entry| std::fs::read_link(entry.path()).ok());
@@ -178,7 +178,7 @@ fn descriptors() -> String {
     )
 }
 
-/// In a child: what it can do with its parent's memory.
+/// Reports, from a child, which uses of its parent's memory succeed.
 fn forked(address: u64) -> String {
     // SAFETY: glibc keeps its allocator usable in the child, which needs nothing else of other threads.
     let child = unsafe { fork() };
@@ -247,7 +247,7 @@ fn main() {
                 let code = range(&raw mut base, &raw mut len, number(1));
                 format!("{code} {base} {len}")
             }
-            // In another thread, which may hang; the answer comes later.
+            // Runs in another thread, which may hang; the answer comes later.
             "later-alloc" => {
                 let (context, len) = (contexts[&0], len(1));
                 std::thread::spawn(move || {
@@ -257,7 +257,7 @@ fn main() {
                 });
                 "begun".to_owned()
             }
-            // In another thread: inside the driver until the file exists.
+            // Runs in another thread, which is inside the driver until the file exists.
             "hold" => {
                 let path = CString::new(words[1]).unwrap();
                 // SAFETY: the library stays open; the name ends with a zero.

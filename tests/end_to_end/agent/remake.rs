@@ -1,4 +1,4 @@
-//! Memory made anew: the process's own, at its old addresses, open to whoever fills it; or nothing.
+//! Creation of new memory at the old addresses, accessible to the copier; or a complete undo.
 
 use std::os::unix::fs::FileExt;
 
@@ -13,7 +13,7 @@ fn remake(job: &Job) -> Result<Vec<Held>, AgentError> {
     job.agent(&mut Channel::bind().unwrap()).remake(LIMIT)
 }
 
-/// Whether something was written there.
+/// Returns true if data were written there.
 fn is_written(held: Held) -> bool {
     let mut bytes = [0; 4096];
     let file = std::fs::File::from(held.descriptor);
@@ -26,7 +26,7 @@ fn memory_made_anew_is_the_process_s_own_and_others_reach_it() {
     let gpu = FakeGpu::with(1, 2048);
     let mut job = Job::ready(&gpu, Way::Looking);
     let mut addresses: Vec<u64> = SIZES.iter().map(|len| job.alloc(*len)).collect();
-    // More than a datagram takes.
+    // More than fits a datagram.
     addresses.extend((0..100).map(|_| job.alloc(2 * MIB)));
     addresses.sort_unstable();
     // Imported before, as in a restored process.
@@ -61,7 +61,7 @@ fn memory_made_anew_is_the_process_s_own_and_others_reach_it() {
 
 #[test]
 fn what_cannot_be_made_whole_is_not_made_at_all() {
-    // The second of the three; an export is tried twice.
+    // The rules fail the second of three pieces; an export is tried twice.
     for rule in [
         "cuMemCreate:5:2",
         "cuMemMap:5:2",
@@ -87,7 +87,7 @@ fn what_cannot_be_made_whole_is_not_made_at_all() {
         assert!(hello.released && !hello.moved, "{rule}");
         gpu.assert_used(0, used, rule);
         std::fs::write(gpu.folder().join("fail"), "").unwrap();
-        // The old memory can still be taken back.
+        // The old memory can still be mapped.
         job.map(&held);
         drop(held);
         for address in addresses {
@@ -109,7 +109,7 @@ fn nothing_is_made_anew_for_who_has_its_memory() {
     );
     job.alloc(6 * MIB);
     let held = job.release();
-    // A part of it is back already.
+    // A part of it is mapped already.
     job.agent(&mut Channel::bind().unwrap())
         .map(&held[..1], LIMIT)
         .unwrap();

@@ -27,7 +27,7 @@ fn memory_is_shared_between_processes_of_a_run() {
             (address, owner.pid())
         );
         owner.ask(&format!("write {address} {len} 1"));
-        // Also memory that the supervisor has given back, and while it has it.
+        // Covers memory that the supervisor has returned, and memory that it holds.
         for round in 0..2 {
             let (open, held) = (format!("open {handle}"), owner.release());
             assert_eq!(owner.origins(), origins, "also of what is released");

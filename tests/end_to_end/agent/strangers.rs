@@ -1,4 +1,4 @@
-//! Who is left alone: programs without a token, without CUDA, children, strangers.
+//! Programs that the agent leaves alone: without a token, without CUDA, forked children; and senders that it ignores.
 
 use std::os::unix::net::UnixDatagram;
 use std::process::Command;
@@ -93,7 +93,7 @@ fn strangers_and_nonsense_change_nothing() {
         failure_persistence: None,
         ..Default::default()
     });
-    // Words that mean something are more likely to be understood; 3 and 4 would be requests.
+    // Valid values are more likely to be accepted; 3 and 4 would be requests.
     let words = proptest::collection::vec(
         proptest::prop_oneof![
             proptest::prelude::Just(u32::from_ne_bytes(*b"ckpA")),
@@ -106,7 +106,7 @@ fn strangers_and_nonsense_change_nothing() {
         .run(&words, |words| {
             let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
             bytes.truncate(bytes.len().saturating_sub(words.len() % 3));
-            // A whole request to release is none of these: it comes from a socket that cannot be answered.
+            // Even a complete request to release is ignored: its socket has no address for a reply.
             socket.send_to_addr(&bytes, &name).unwrap();
             Ok(())
         })
@@ -114,7 +114,7 @@ fn strangers_and_nonsense_change_nothing() {
     let mut channel = Channel::bind().unwrap();
     let begun = Instant::now();
     let hello = loop {
-        // As long as it has not read them all, there is no room for a request.
+        // Until the agent has read all datagrams, there is no room for a request.
         match job.agent(&mut channel).hello(LIMIT) {
             Err(AgentError::TimedOut { .. }) if begun.elapsed() < LIMIT => {}
             answered => break answered.unwrap().unwrap(),

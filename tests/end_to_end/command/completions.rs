@@ -1,4 +1,4 @@
-//! Completions, in the shells that they are for: what each offers for the beginning of a line.
+//! Completions in their shells: the offers for the beginning of a line.
 
 use std::fs;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::process::Command;
 
 use crate::harness::{Place, code, installed, program, stderr, stdout};
 
-/// A zsh at a terminal (`zpty`), which completes each line that is given and tells what became of it, in angle brackets.
+/// Runs zsh at a terminal (`zpty`), which completes each given line and prints the result in angle brackets.
 const ZSH: &str = r#"
 zmodload zsh/zpty
 zpty shell 'env TERM=dumb zsh -f -i'
@@ -20,7 +20,7 @@ for line in "$@"; do
 done
 "#;
 
-/// Calls bash's function as bash does.
+/// Calls bash's completion function as bash does.
 const BASH: &str = r#"
 source ./script
 words=($1)
@@ -31,7 +31,7 @@ function=$(complete -p ckpt-run | sed 's/.*-F \([^ ]*\).*/\1/')
 printf '%s\n' "${COMPREPLY[@]}"
 "#;
 
-/// Lines, what each has to be completed to, and what must not be offered.
+/// Lines, the expected completions of each, and an option that must not be offered.
 const LINES: [(&str, &[&str], &str); 12] = [
     ("ckpt-run sn", &["snapshot"], "snice"),
     ("ckpt-run --store here stat", &["status"], "stat "),
@@ -56,7 +56,7 @@ const LINES: [(&str, &[&str], &str); 12] = [
     ("ckpt-run restore --isolation na", &["namespaces"], "auto"),
     ("ckpt-run run --restart al", &["always"], "never"),
     ("ckpt-run gpu-cop", &[], "gpu-copier"),
-    // The job's words are not ours.
+    // The job's arguments are completed by the shell.
     ("ckpt-run -i 5m -- mktem", &["mktemp"], "--store"),
     ("ckpt-run -- rehears", &[], "rehearse"),
 ];
@@ -69,7 +69,7 @@ fn check(shell: &str, line: &str, offered: &str) {
     assert!(!offered.contains(unwanted), "{shell}: {line}: {offered}");
 }
 
-/// The script for a shell, in a file of a folder.
+/// Writes the script for a shell to a file in a folder.
 fn install(place: &Place, shell: &str, file: &str) {
     let path = place.file(file);
     fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -145,7 +145,7 @@ fn zsh_completes_lines() {
     assert!(done.status.success(), "{told} {}", stderr(&done));
     let mut told = told.split_inclusive('>');
     for (line, ..) in LINES {
-        // What was typed is echoed; what it became is the last line.
+        // The input is echoed; the completed line is the last one.
         let offered = told.next().unwrap();
         check("zsh", line, offered);
     }
@@ -158,7 +158,7 @@ fn fish_completes_lines() {
     }
     let place = Place::new();
     install(&place, "fish", "fish/completions/ckpt-run.fish");
-    // It loads the completions of programs that it finds.
+    // The shell loads the completions of programs that it finds.
     let program = Path::new(program()).parent().unwrap();
     let path = format!(
         "{}:{}",

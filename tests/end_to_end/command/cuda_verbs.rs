@@ -1,4 +1,4 @@
-//! `ckpt-run cuda` where there is no GPU, and what it refuses anywhere. With a GPU: `tests/real_gpu`.
+//! Tests of `ckpt-run cuda` without a GPU, and of its refusals. `tests/real_gpu` has the tests with a GPU.
 
 use std::path::Path;
 

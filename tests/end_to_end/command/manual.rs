@@ -1,4 +1,4 @@
-//! The manual pages, as groff and mandoc take them.
+//! Manual pages, as groff and mandoc process them.
 
 use std::fs;
 use std::path::Path;
@@ -32,7 +32,7 @@ fn every_verb_has_a_manual_page_that_groff_takes() {
     let help = stdout(&place.verb(&["--help"]));
     let verbs = help.split("Commands:\n").nth(1).unwrap().lines();
     let verbs = verbs.take_while(|line| line.starts_with("  "));
-    // What is indented further goes on with the line before.
+    // Lines with more indentation continue the line before.
     let verbs = verbs.filter(|line| !line.starts_with("   "));
     let verbs = verbs.filter_map(|line| line.split_whitespace().next());
     for verb in verbs.filter(|verb| *verb != "help") {
@@ -80,7 +80,7 @@ fn mandoc_reports_only_the_missing_date() {
         .output()
         .unwrap();
     assert!(checked.stderr.is_empty(), "{}", stderr(&checked));
-    // A page is made when it is asked for: a date would be that of the day, or one that nobody keeps.
+    // A page is generated on request, so a date would be that day's, or one that nobody maintains.
     let said = stdout(&checked);
     let said: Vec<&str> = said
         .lines()

@@ -1,4 +1,4 @@
-//! The command line: verbs without a job of their own, completions, manual pages.
+//! Tests of the command line: verbs without a job, completions, manual pages.
 
 mod completions;
 mod cuda_verbs;

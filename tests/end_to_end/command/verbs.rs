@@ -1,4 +1,4 @@
-//! The verbs that print data, as text and as JSON.
+//! Verbs that print data, as text and as JSON.
 
 use std::fs;
 
@@ -55,7 +55,7 @@ fn image_verbs_print_json_with_the_documented_fields() {
     }));
     let tree = shown["process_tree"].as_array().unwrap();
     let job = tree.last().unwrap();
-    // Where python3 is a script, it has become another path by now.
+    // If python3 is a script, its path has changed by now.
     let words = job["arguments"].as_array().unwrap();
     assert_eq!(words[words.len() - 2..], ["-u", "job.py"]);
     assert_eq!(
@@ -132,7 +132,7 @@ fn config_default_prints_the_file_that_changes_nothing() {
     assert!(stdout(&default).starts_with("# Every setting of ckpt-run"));
     let before = stdout(&place.verb(&["config", "show"]));
     fs::write(place.file("ckpt-run.toml"), &default.stdout).unwrap();
-    // The file's own `interval` and `cron = ""` are no contradiction.
+    // The file's own `interval` and `cron = ""` do not contradict each other.
     let output = place.verb(&["config", "show"]);
     assert_eq!(stdout(&output), before, "{}", stderr(&output));
 }

@@ -1,4 +1,4 @@
-//! The Dockerfile's image, run by the line in its comments, stopped and killed.
+//! Container image of the Dockerfile, run by the command in its comments, stopped and killed.
 
 use std::fs;
 
@@ -9,11 +9,11 @@ use super::image_build::{IMAGE, machine, template};
 use super::machine::Machine;
 use crate::harness::{apply, as_root, lines, wait_until, wait_until_gone};
 
-/// The volume of that line.
+/// Volume in that command.
 pub const VOLUME: &str = "train";
 
-/// Options of the `docker run` in the Dockerfile's comments. There is no GPU, and who looks at a container's log later
-/// does not want it removed. Nothing is granted but what is named: the rest, which docker grants unasked, is dropped.
+/// Returns the options of the `docker run` in the Dockerfile's comments. There is no GPU, and the container is kept for
+/// its log. Only the named capabilities are granted; docker's default capabilities are dropped.
 pub fn options() -> Vec<String> {
     let text = template("docker");
     let comments: Vec<&str> = text
@@ -32,7 +32,7 @@ pub fn options() -> Vec<String> {
     words
 }
 
-/// Starts the line in the background, as `name`.
+/// Starts the command in the background, as `name`.
 pub fn start(machine: &Machine, name: &str, options: &[String]) {
     let mut words = vec!["run", "--detach", "--name", name];
     words.extend(options.iter().map(String::as_str));
@@ -61,7 +61,7 @@ fn a_stopped_container_is_saved_and_the_next_one_goes_on() {
     assert_eq!(machine.out("first") + &machine.out("second"), lines(40));
     for name in ["first", "second"] {
         let err = machine.err(name);
-        // The files of the container image are on an overlay; those of the job are on the volume.
+        // The files of the container image are on an overlay; the job's files are on the volume.
         let is_about_overlay =
             |line: &&str| line.contains("the file system at / cannot be watched");
         let lines: Vec<&str> = err.lines().filter(|line| !is_about_overlay(line)).collect();
@@ -94,7 +94,7 @@ fn killed_job_and_killed_container_are_restored() {
     assert_eq!(machine.wait("first"), 137);
     wait_until_gone(&[again]);
     go(&machine);
-    // It is not known who created the file: nobody watched after the kill.
+    // The creator of the file is unknown, because the watcher did not run after the kill.
     let accept = ["--env", "CKPT_RUN_FILES_ON_LOST=warn"].map(str::to_owned);
     start(&machine, "second", &[&options()[..], &accept[..]].concat());
     assert_eq!(machine.wait("second"), 0, "{}", machine.err("second"));

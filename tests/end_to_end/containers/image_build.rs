@@ -1,5 +1,5 @@
-//! The image of the tests: the Dockerfile as `ckpt-run template docker` prints it, built as it is. The image that it
-//! begins with comes from Debian's packages, for there is no registry. Both are kept below `target/`.
+//! Container image of the tests: the Dockerfile from `ckpt-run template docker`, built unchanged. Its base image is
+//! made from Debian's packages, because there is no registry. Both are kept below `target/`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,17 +11,17 @@ use nix::fcntl::{Flock, FlockArg};
 use super::machine::Machine;
 use crate::harness::{Place, program, skip, stderr};
 
-/// What the Dockerfile begins with, and the release of Debian that this is.
+/// Base image in the Dockerfile, and its release of Debian.
 const BASE: (&str, &str) = ("docker.io/library/debian:13", "trixie");
-/// The name in the Dockerfile's comments.
+/// Name in the Dockerfile's comments.
 pub const IMAGE: &str = "train";
-/// The name in the Kubernetes template, which is the user's to change.
+/// Name in the Kubernetes template, which users replace.
 pub const IN_A_REGISTRY: &str = "registry.example/train:latest";
-/// The job in both.
+/// Job in both.
 pub const JOB: [&str; 3] = ["python3", "-u", "job.py"];
 
 /// Counts to 40 with the help of another process, into a log in the volume and onto stdout. Halfway it waits for a file
-/// `go`, so that it is not over before we are.
+/// `go`, so that it does not end before the test's actions.
 const SCRIPT: &str = r#"
 import os, subprocess, sys, time
 helper = "import sys\nfor line in sys.stdin: print(int(line), flush=True)"
@@ -37,7 +37,7 @@ for i in range(40):
         time.sleep(0.02)
 "#;
 
-/// What a template is, with the job in it, snapshotted only when it is stopped.
+/// Returns a template with the job filled in, which is snapshotted only on a stop.
 pub fn template(scheduler: &str) -> String {
     let line = ["template", scheduler, "--interval", "never", "--"];
     let output = Place::new().verb(&[&line[..], &JOB].concat());
@@ -45,7 +45,7 @@ pub fn template(scheduler: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// A machine that has the image. Says aloud why there is none.
+/// Returns a machine with the image; prints the reason if there is none.
 pub fn machine() -> Option<Machine> {
     static IMAGES: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     let made = IMAGES.get_or_init(make).clone();
@@ -70,7 +70,7 @@ fn make() -> Result<PathBuf, String> {
     let images = kept.join("images");
     let machine = Machine::to_make_images(images.clone())?;
     if !machine.try_podman(&["info"]).status.success() {
-        // Of another version of podman, or of a checkout that was moved.
+        // Left by another version of podman, or by a checkout that was moved.
         let _ = fs::remove_dir_all(&images);
     }
     make_base(&machine, &kept)?;
@@ -92,7 +92,7 @@ fn make() -> Result<PathBuf, String> {
         "the Dockerfile cannot be built: {text}"
     );
     machine.podman(&["tag", IMAGE, IN_A_REGISTRY]);
-    // What earlier builds have left.
+    // Left by earlier builds.
     machine.podman(&["image", "prune", "--force"]);
     drop((machine, lock));
     Ok(images)
@@ -122,7 +122,7 @@ fn make_base(machine: &Machine, kept: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether kernel and file system allow containers at all.
+/// Checks if kernel and file system support containers at all.
 fn probe(machine: &Machine) -> Result<(), String> {
     let output = machine.try_podman(&["run", "--rm", "--pull", "never", BASE.0, "true"]);
     let text = stderr(&output).trim().to_owned();

@@ -1,4 +1,4 @@
-//! The pod of the Job in the Kubernetes template, played by podman, which knows pods and claims but no Jobs.
+//! Pod of the Job in the Kubernetes template, run by podman, which supports pods and claims but no Jobs.
 
 use std::fs;
 use std::path::Path;
@@ -9,25 +9,25 @@ use super::image_build::{IN_A_REGISTRY, JOB, machine, template};
 use super::machine::Machine;
 use crate::harness::{apply, as_root, lines};
 
-/// The claim in the template.
+/// Claim in the template.
 const CLAIM: &str = "train-store";
-/// What podman calls the pod's container: the pod's name and its own.
+/// Name that podman gives the pod's container: the pod's name and its own.
 const CONTAINER: &str = "train-train";
 
-/// The template's documents: the claim and the Job.
+/// Returns the template's documents: the claim and the Job.
 fn documents() -> [Value; 2] {
     let text = template("kubernetes");
     let all: Vec<Value> = serde_saphyr::from_multiple(&text).unwrap();
     all.try_into().unwrap()
 }
 
-/// The pod that the Job makes.
+/// Returns the pod that the Job creates.
 fn pod(job: &Value) -> Value {
     let template = &job["spec"]["template"];
     let mut pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": template["metadata"], "spec": template["spec"]});
     pod["metadata"]["name"] = job["metadata"]["name"].clone();
     let container = &pod["spec"]["containers"][0];
-    // Podman (4.3) knows the words of Kubernetes before 1.19 for this alone.
+    // For this setting, podman (4.3) supports only the form of Kubernetes before 1.19.
     let profile = &container["securityContext"]["seccompProfile"]["type"];
     assert_eq!(profile, "Unconfined");
     pod["metadata"]["annotations"] =
@@ -67,7 +67,7 @@ fn a_pod_that_is_deleted_is_saved_and_the_next_one_goes_on() {
     assert_eq!(first + &machine.out(CONTAINER), lines(40));
 }
 
-/// The Job acts on exit codes of the container that it names.
+/// Checks that the Job acts on exit codes of a container that exists in it.
 #[test]
 fn job_manifest_is_consistent_with_exit_codes() {
     let [claim, job] = documents();

@@ -1,5 +1,5 @@
-//! A podman of a test's own: in mount and PID namespaces, with storage in a temporary folder. What it starts and mounts
-//! goes with the namespaces, however the test ends, and the machine's own podman does not see it.
+//! Separate podman for a test, in mount and PID namespaces, with storage in a temporary folder. Its processes and
+//! mounts end with the namespaces, however the test ends, and are invisible to the machine's own podman.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -13,13 +13,13 @@ use tempfile::TempDir;
 
 use crate::harness::{code, descendants, job_of, stderr, stdout, wait_until};
 
-/// Read by each podman at work.
+/// Lock that is held for reading by each podman at work.
 static AT_WORK: RwLock<()> = RwLock::new(());
-/// No cgroup of a test is older.
+/// Lower bound on the age of the tests' cgroups.
 static BEGUN: LazyLock<SystemTime> = LazyLock::new(SystemTime::now);
 
-/// The first process of the namespaces; ends when the test does, and all else with it. Programs of containers keep
-/// state and locks in /run and /dev/shm. crun does not like controllers in a version 2 hierarchy beside those of version 1.
+/// First process of the namespaces; it exits with the test and ends all others. Programs of containers keep state and
+/// locks in /run and /dev/shm. crun fails if a version 2 hierarchy has controllers beside those of version 1.
 const HOLDER: &str = r#"
 set -e
 mount --make-rprivate /
@@ -33,19 +33,19 @@ echo ready
 exec cat > /dev/null
 "#;
 
-/// Limits of processes: as root without `CAP_SYS_RESOURCE`, podman cannot give those that it gives by default.
+/// Limit on processes: as root without `CAP_SYS_RESOURCE`, podman cannot set its default limit.
 const PROCESSES: u64 = 4096;
 
-/// Where podman makes cgroups, in each hierarchy. It leaves some.
+/// Cgroup in each hierarchy below which podman creates others, some of which it leaves behind.
 const CGROUPS: &str = "libpod_parent";
 
-/// Podman, its namespaces and its storage.
+/// Podman with its namespaces and storage.
 pub struct Machine {
     folder: TempDir,
     holder: Child,
-    /// Pid of the holder's child, the first of the namespaces.
+    /// Pid of the holder's child, the first process of the namespaces.
     first: i32,
-    /// Where images are read from, or, while they are made, all storage.
+    /// Storage of the images, or, while they are built, of everything.
     images: Storage,
 }
 
@@ -55,12 +55,12 @@ enum Storage {
 }
 
 impl Machine {
-    /// With containers of its own, of images that are there.
+    /// Creates a machine with containers of its own, from existing images.
     pub fn with_images(images: PathBuf) -> Result<Self, String> {
         Self::start(Storage::ReadFrom(images))
     }
 
-    /// Makes images there.
+    /// Creates a machine that builds images.
     pub fn to_make_images(images: PathBuf) -> Result<Self, String> {
         Self::start(Storage::Own(images))
     }
@@ -100,7 +100,7 @@ impl Machine {
         })
     }
 
-    /// A file that only this test has.
+    /// Returns a path of a file for this test only.
     pub fn file(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
@@ -121,7 +121,7 @@ impl Machine {
             }
         }
         command
-            // In the private /run, and of the same name each time: what lies in a storage remembers it.
+            // In the private /run, at the same path each time, because the storage records it.
             .args(["--runroot", "/run/containers/storage"])
             .args(arguments)
             .env("CONTAINERS_CONF", self.file("containers.conf"))
@@ -129,13 +129,13 @@ impl Machine {
         command
     }
 
-    /// `podman` with these words, whatever comes of it.
+    /// Runs `podman` with these arguments; may fail.
     pub fn try_podman(&self, words: &[&str]) -> Output {
         let _one_more = AT_WORK.read().unwrap_or_else(PoisonError::into_inner);
         self.command(words).output().expect("nsenter is there")
     }
 
-    /// What `podman` with these words prints; a failure fails the test.
+    /// Runs `podman` with these arguments and returns its output; a failure fails the test.
     pub fn podman(&self, words: &[&str]) -> String {
         let output = self.try_podman(words);
         assert!(
@@ -146,7 +146,7 @@ impl Machine {
         stdout(&output)
     }
 
-    /// Runs a container to its end: its exit code, and what it printed to both streams.
+    /// Runs a container to its end; returns its exit code and its output on both streams.
     pub fn run(&self, words: &[&str]) -> (i32, String) {
         let output = self.try_podman(&[&["run", "--rm"], words].concat());
         let text = [output.stdout, output.stderr].concat();
@@ -156,30 +156,30 @@ impl Machine {
         )
     }
 
-    /// Waits for a container's end; its exit code.
+    /// Waits for a container's end; returns its exit code.
     pub fn wait(&self, container: &str) -> i32 {
         self.podman(&["wait", container]).trim().parse().unwrap()
     }
 
-    /// What a container printed to stdout.
+    /// Returns a container's stdout.
     pub fn out(&self, container: &str) -> String {
         let output = self.try_podman(&["logs", container]);
         stdout(&output)
     }
 
-    /// What a container printed to stderr.
+    /// Returns a container's stderr.
     pub fn err(&self, container: &str) -> String {
         let output = self.try_podman(&["logs", container]);
         stderr(&output)
     }
 
-    /// A file in a volume.
+    /// Returns the path of a file in a volume.
     pub fn in_volume(&self, volume: &str, name: &str) -> PathBuf {
         let folder = self.file("root/volumes").join(volume);
         folder.join("_data").join(name)
     }
 
-    /// Waits until a file of a volume holds `text`.
+    /// Waits until a file of a volume contains `text`.
     pub fn wait_for(&self, volume: &str, name: &str, text: &str, container: &str) {
         let path = self.in_volume(volume, name);
         let holds = || fs::read_to_string(&path).is_ok_and(|all| all.contains(text));
@@ -195,7 +195,7 @@ impl Machine {
         stdout(&output).trim() == "exited"
     }
 
-    /// Host pid of the only job's first process.
+    /// Returns the host pid of the first process of the only job.
     pub fn job(&self) -> i32 {
         job_of(self.first)
     }
@@ -213,7 +213,7 @@ impl Drop for Machine {
         let _ = self.try_podman(&["rm", "--all", "--force", "--time", "0"]);
         let _ = self.holder.kill();
         let _ = self.holder.wait();
-        // Those of a container that is being started are still empty; whoever is the last removes all.
+        // Cgroups of a container that is being started are still empty; the last machine removes all.
         let Ok(_alone) = AT_WORK.try_write() else {
             return;
         };
@@ -228,7 +228,7 @@ impl Drop for Machine {
     }
 }
 
-/// Removes the cgroups that were made since `begun` and have nothing in them.
+/// Removes the empty cgroups that were created since `begun`.
 fn remove_cgroups(folder: &Path, begun: SystemTime) {
     let children = fs::read_dir(folder).into_iter().flatten().flatten();
     for child in children.filter(|child| child.file_type().is_ok_and(|kind| kind.is_dir())) {
@@ -236,7 +236,7 @@ fn remove_cgroups(folder: &Path, begun: SystemTime) {
     }
     let changed = fs::metadata(folder).and_then(|data| data.modified());
     if changed.is_ok_and(|changed| changed >= begun) {
-        // Those in use stay.
+        // Cgroups in use cannot be removed.
         let _ = fs::remove_dir(folder);
     }
 }

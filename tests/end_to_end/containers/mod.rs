@@ -1,5 +1,5 @@
-//! The patterns for containers, with real ones: what `ckpt-run template docker` and `template kubernetes` print is built
-//! and run by podman, with CRIU and job inside, stopped, killed and started again.
+//! Container templates with real containers: the output of `ckpt-run template docker` and `template kubernetes` is
+//! built and run by podman, with CRIU and the job inside, stopped, killed and started again.
 
 mod docker;
 mod image_build;

@@ -1,4 +1,5 @@
-//! The rights in the templates are the least: without any one of them a restore fails, and the doctor says so before.
+//! Minimality of the templates' privileges: without any one of them a restore fails, and `doctor` reports it
+//! beforehand.
 
 use serde_json::Value;
 
@@ -7,11 +8,11 @@ use super::image_build::{IMAGE, machine, template};
 use super::machine::Machine;
 use crate::harness::{apply, as_root, lines};
 
-/// Without which CRIU fails a restore at once, in words that are known. Without `CAP_SYS_ADMIN` there is no sandbox;
-/// without `CAP_SETPCAP` CRIU (4.1.1) may not come to an end; `CAP_SYS_PTRACE` is needed on some machines only.
+/// Capabilities without which CRIU fails a restore at once, with a known message. Without `CAP_SYS_ADMIN` there is no
+/// sandbox; without `CAP_SETPCAP` CRIU (4.1.1) may hang; `CAP_SYS_PTRACE` is needed on some machines only.
 const REFUSED: [&str; 3] = ["SYS_TIME", "NET_ADMIN", "SYS_CHROOT"];
 
-/// The options without one capability.
+/// Returns the options without one capability.
 fn without(options: &[String], capability: &str) -> Vec<String> {
     let place = options.iter().position(|word| word == capability).unwrap();
     let kept = options
@@ -26,7 +27,7 @@ fn capabilities(options: &[String]) -> Vec<String> {
     pairs.map(|pair| pair[1].clone()).collect()
 }
 
-/// What the doctor in a container says to be a problem.
+/// Returns the problems that `doctor` reports in a container.
 fn problems(machine: &Machine, options: &[String]) -> Vec<String> {
     let mut words: Vec<&str> = options.iter().map(String::as_str).collect();
     words.extend(["--entrypoint", "ckpt-run", IMAGE, "doctor", "--json"]);

@@ -1,4 +1,4 @@
-//! Known contents of GPU memory, put into it and read back. The tests on a real GPU include this file.
+//! Known contents of GPU memory, written to it and read back. The tests on a real GPU include this file.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use ckpt_run::copier::{CopierError, Lane, SegmentId};
 
 pub const MIB: u64 = 1 << 20;
 
-/// Bytes that do not repeat, and are others for every seed.
+/// Returns bytes that do not repeat and differ for every seed.
 pub fn bytes(seed: u64, len: u64) -> Vec<u8> {
     let mut bytes = vec![0; usize::try_from(len).unwrap()];
     let mut hasher = blake3::Hasher::new();
@@ -15,7 +15,7 @@ pub fn bytes(seed: u64, len: u64) -> Vec<u8> {
     bytes
 }
 
-/// Puts the content in pieces of changing lengths, as those of chunks are.
+/// Writes the content in pieces of varying lengths, like those of chunks.
 pub fn try_fill(
     lane: &mut Lane,
     segment: SegmentId,
@@ -53,7 +53,7 @@ pub fn drain(lane: &mut Lane, segment: SegmentId, range: Range<u64>) -> Vec<u8> 
     try_drain(lane, segment, range).unwrap()
 }
 
-/// Without printing megabytes when they differ.
+/// Compares without printing megabytes of a difference.
 pub fn assert_same(found: &[u8], expected: &[u8]) {
     if found == expected {
         return;

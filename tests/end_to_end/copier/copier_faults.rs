@@ -1,4 +1,4 @@
-//! What goes wrong: with lengths, memory, callers, and processes that die.
+//! Faults of the copier: wrong lengths, lack of memory, wrong callers, and processes that die.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
@@ -16,9 +16,9 @@ use super::contents::{MIB, assert_same, bytes, drain, fill, try_drain, try_fill}
 use super::copier_machine::{Machine, environment, gpu};
 use crate::harness::program;
 
-/// Longest wait for a process to end.
+/// Time limit for the end of a process.
 const END_MS_MAX: u16 = 20_000;
-/// The program of a copier, for the test that is started to die.
+/// Variable with the copier's program, for the test process that is started to be killed.
 const PROGRAM: &str = "COPIER_TEST_PROGRAM";
 
 fn ended(pid: i32) -> bool {
@@ -121,7 +121,7 @@ fn too_little_memory_leaves_the_copier_usable() {
     assert_same(&drain(&mut lane, segment, 0..MIB), &bytes(1, MIB));
 }
 
-/// What ends a copy from this side.
+/// Error that ends a copy on the caller's side.
 #[derive(Debug)]
 enum Ours {
     Enough,
@@ -161,7 +161,7 @@ fn a_caller_that_gives_up_harms_no_later_copy() {
     }
 }
 
-/// All that a copier does, once; what it has at the end.
+/// Performs every operation of a copier once; returns the remaining state.
 fn everything(
     copier: &Copier,
     memory: &impl AsFd,
@@ -216,7 +216,7 @@ fn failed_driver_call_is_named_and_leaves_no_memory() {
         );
         assert!(error.to_string().contains(name), "{call}: {error}");
         copier.release(&had).unwrap();
-        // What was reserved for a shadow that failed is there for another one.
+        // Memory reserved for a failed shadow is available for another one.
         copier.shadow(&[]).unwrap();
         let mut had = Vec::new();
         everything(&copier, &memory, &mut had).unwrap();
@@ -234,7 +234,7 @@ fn a_copier_that_was_killed_fails_all_that_wait_for_it() {
     let mut pieces = 0;
     let drained: Result<(), CopierError> = lane.drain(segment, 0..32 * MIB, |_| {
         pieces += 1;
-        // The copier is in the midst of it.
+        // The copier is in the middle of the copy.
         if pieces == 1 {
             kill(Pid::from_raw(pid(&copier)), Signal::SIGKILL).unwrap();
         }
@@ -289,13 +289,13 @@ fn by_hand_it_says_what_it_is() {
     assert!(said.contains("a supervisor starts by itself"), "{said}");
 }
 
-/// Not a test of its own: the process that the next one kills.
+/// Process that the next test kills; not a test of its own.
 #[test]
 fn a_parent_for_the_next_test() {
     let Some(program) = std::env::var_os(PROGRAM) else {
         return;
     };
-    // The thread that started it may end, as those of a pool do.
+    // The starting thread may end, as threads of a pool do.
     let start = move || Copier::start(Path::new(&program)).unwrap();
     let copier = thread::spawn(start).join().unwrap();
     copier.open(gpu(0)).unwrap();

@@ -1,4 +1,4 @@
-//! A copier on GPUs that are not there.
+//! Copier on fake GPUs.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,14 +10,14 @@ use tempfile::TempDir;
 use crate::harness::fake_gpu::FakeGpu;
 use crate::harness::{program, write_script};
 
-/// Fake GPUs, and a program that is a copier and sees them.
+/// Fake GPUs, and a copier program that sees them.
 pub struct Machine {
     pub gpus: FakeGpu,
     folder: TempDir,
 }
 
 impl Machine {
-    /// One GPU.
+    /// Creates a machine with one GPU.
     pub fn of_mib(mib: u64) -> Self {
         Self::with(1, mib)
     }
@@ -49,7 +49,7 @@ impl Machine {
         Copier::start(&self.program()).unwrap()
     }
 
-    /// One that has opened the first GPU.
+    /// Starts a copier that has opened the first GPU.
     pub fn open(&self) -> Copier {
         let copier = self.copier();
         copier.open(gpu(0)).unwrap();
@@ -57,14 +57,14 @@ impl Machine {
     }
 }
 
-/// The UUIDs of the fake's GPUs end with their numbers.
+/// Returns a UUID; those of the fake's GPUs end with their numbers.
 pub fn gpu(number: u8) -> GpuUuid {
     format!("GPU-fa4e0000-0000-4000-8000-0000000000{number:02x}")
         .parse()
         .unwrap()
 }
 
-/// The environment that the machine's last copier was started with.
+/// Returns the environment of the machine's last copier.
 pub fn environment(program: &Path) -> String {
     fs::read_to_string(program.with_extension("environment")).unwrap()
 }

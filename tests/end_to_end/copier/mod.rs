@@ -1,4 +1,5 @@
-//! The copier's process end to end, on GPUs that are files (`tests/fake-cuda`); `tests/real_gpu` does the same on a real one.
+//! End-to-end tests of the copier's process, on GPUs simulated by files (`tests/fake-cuda`); `tests/real_gpu` does the
+//! same on a real one.
 
 mod contents;
 mod copier_faults;

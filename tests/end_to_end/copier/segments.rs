@@ -16,7 +16,7 @@ fn what_was_filled_is_drained() {
     let (segment, _memory) = copier.create(gpu(0), len).unwrap();
     let content = bytes(1, len);
     let mut lane = copier.lane().unwrap();
-    // Borders that are none of buffers.
+    // The border differs from those of buffers.
     let (first, second) = content.split_at(17_000_001);
     fill(&mut lane, segment, 0..17_000_001, first);
     fill(&mut lane, segment, 17_000_001..len, second);
@@ -30,7 +30,7 @@ fn lanes_copy_at_the_same_time_from_several_gpus() {
     let machine = Machine::with(2, 256);
     let copier = machine.open();
     let mut lanes = [copier.lane().unwrap(), copier.lane().unwrap()];
-    // Opened after the lanes were.
+    // Opened after the lanes.
     copier.open(gpu(1)).unwrap();
     let len = 20 * MIB;
     let (copier, segments) = (
@@ -118,7 +118,7 @@ fn what_has_no_room_in_the_shadow_is_drained_from_the_original() {
     let mixed = [&old(2)[..half], &old(9)[half..]].concat();
     assert_same(&drain(&mut lane, imported[1], 0..len), &mixed);
     assert_same(&drain(&mut lane, imported[2], 0..len), &old(9));
-    // What was not used up is gone, so a second time nothing changes.
+    // The unused part was freed, so a second call changes nothing.
     assert_eq!(copier.shadow(&imported).unwrap(), [len, 8 * MIB, 0]);
     let refused = try_fill(&mut lane, imported[1], 0..0, &[]).unwrap_err();
     assert!(matches!(refused, CopierError::Refused { .. }), "{refused}");

@@ -1,4 +1,4 @@
-//! Jobs whose output shows whether anything of it was lost, doubled or mixed with that of another attempt.
+//! Jobs whose output shows if any of it was lost, duplicated or mixed with that of another attempt.
 
 use std::fs;
 use std::io::{BufRead, BufReader, PipeWriter};
@@ -10,9 +10,9 @@ use super::counter_job::{COUNTER, counted};
 use crate::harness::fake_gpu::{self, FakeGpu, untouched};
 use crate::harness::{ON_REQUEST, Place, Run, lines, wait_until};
 
-/// Each line has a random number and a hash over all lines before it, as the job remembers them: two attempts never
-/// write the same. The state is in memory, in a file that is renamed into place at each step, and in a child. Ends when
-/// the file `stop` is there.
+/// Job whose lines contain a random number and a hash of all preceding lines, so that two attempts never write the
+/// same. The state is in memory, in a file that is renamed into place at each step, and in a child. Ends when the file
+/// `stop` exists.
 const CHAIN: &str = r#"
 import hashlib, os, signal, threading, time
 threading.Thread(target=time.sleep, args=(10000,), daemon=True).start()
@@ -65,25 +65,25 @@ assert open("state").read() == f"{len(lines)} {chain}", "the state is not that o
 const GPU_MIB: u64 = 1024;
 const GPU_JOB: [&str; 4] = ["--segments", "300,64K,2M", "--threads", "2"];
 const GPU_PAUSE: [&str; 2] = ["--pause-ms", "20"];
-/// Steps of the GPU job for each round: 2 s.
+/// Steps of the GPU job in a round: 2 s.
 const GPU_STEPS: usize = 100;
 
-/// What a job is, and how its output is looked at.
+/// Kind of a job, and of the check of its output.
 pub enum Job {
     /// [`CHAIN`], its output appended to a file.
     Chain(Files),
-    /// [`COUNTER`], whose output goes into a pipe for each supervisor.
+    /// [`COUNTER`], whose output goes into a separate pipe for each supervisor.
     Pipe(Vec<Delivered>),
-    /// The sample job on fake GPUs, with memory that stays on them, and its steps. It ends by itself.
+    /// Sample job on fake GPUs, with memory that stays on them, and its number of steps. It ends by itself.
     Gpu(FakeGpu, String),
 }
 
-/// How ckpt-run knows which closed files are the job's.
+/// Source of ckpt-run's knowledge about the job's closed files.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Files {
-    /// The watcher tells. Once it was killed, images are refused.
+    /// The watcher. After it was killed, restores are refused.
     Watched,
-    /// The settings tell.
+    /// The settings.
     Included,
 }
 
@@ -100,7 +100,7 @@ impl Job {
         }
     }
 
-    /// The file that shows how far it has come.
+    /// Returns the file that shows the job's progress.
     pub fn progress_file(&self) -> &'static str {
         match self {
             Self::Chain(_) | Self::Pipe(_) => "log",
@@ -108,9 +108,9 @@ impl Job {
         }
     }
 
-    /// Runs the same line, for the first time or again.
+    /// Runs the same command line, for the first time or again.
     pub fn start(&mut self, place: &Place) -> Run {
-        // Restarts without progress are these tests' doing.
+        // The tests cause restarts without progress.
         let options = [&ON_REQUEST[..], &["--max-restarts", "-1"]].concat();
         let set = |command: &mut Command| {
             command.env("CKPT_RUN_RESTART_BACKOFF", "10ms");
@@ -147,10 +147,10 @@ impl Job {
         }
     }
 
-    /// Lets the job end, and checks that nothing of its output and of its files is lost or doubled.
+    /// Lets the job end, and checks that nothing of its output and files is lost or duplicated.
     pub fn finish(self, place: &Place, run: &mut Run) {
         if let Self::Pipe(segments) = &self {
-            // Told to end before it has repeated everything, it would be another job.
+            // If it ended before it has repeated everything, its output would differ.
             wait_until("the lines that were delivered", || {
                 segments.iter().all(|one| one.last() < counted(place))
             });
@@ -189,7 +189,7 @@ impl Job {
     }
 }
 
-/// The script of a job, which does not change between two starts.
+/// Writes the job's script, which must not change between two starts.
 fn write_once(place: &Place, script: &str) {
     let file = place.file("job.py");
     if !file.exists() {
@@ -197,7 +197,7 @@ fn write_once(place: &Place, script: &str) {
     }
 }
 
-/// What a supervisor writes into its pipe.
+/// Output of a supervisor in its pipe.
 pub struct Delivered {
     text: Arc<Mutex<String>>,
     reader: JoinHandle<()>,
@@ -219,7 +219,7 @@ impl Delivered {
         (Self { text, reader }, writer)
     }
 
-    /// The last number that came, 0 before there is one.
+    /// Returns the last number received; 0 before the first.
     fn last(&self) -> usize {
         numbers(&self.text.lock().expect("the text"))
             .last()
@@ -227,23 +227,23 @@ impl Delivered {
             .unwrap_or(0)
     }
 
-    /// Everything, once all ends of the pipe are closed.
+    /// Returns all output, after all ends of the pipe are closed.
     fn end(self) -> String {
         self.reader.join().expect("a reader");
         std::mem::take(&mut self.text.lock().expect("the text"))
     }
 }
 
-/// The numbers of whole lines: a supervisor that was killed may have left half a line.
+/// Returns the numbers of complete lines: a killed supervisor may have left an incomplete one.
 fn numbers(text: &str) -> Vec<usize> {
     text.split_inclusive('\n')
         .filter_map(|line| line.strip_suffix('\n')?.parse().ok())
         .collect()
 }
 
-/// What is wrong with the numbers that supervisors delivered one after the other. The next supervisor begins where the one
-/// before was, or earlier. Each counts without a gap and goes back only to what it has not delivered itself: to an image
-/// from before the one that it began with.
+/// Returns the error in the numbers delivered by consecutive supervisors. The next supervisor begins at the end of the
+/// previous one, or earlier. Each counts without a gap and returns only to numbers that it has not delivered itself: to
+/// an image older than its first one.
 fn misdelivered(segments: &[String], count: usize) -> Option<String> {
     let mut reached = 0;
     for (place, segment) in segments.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! The job's files: written in every way, and changed by others before the restore.
+//! Files of the job: written in every way, and changed by others before the restore.
 
 use std::fs;
 
@@ -12,7 +12,7 @@ use crate::harness::{
     Place, Run, apply, as_root, descendants, lines, stderr, wait_until, wait_until_gone,
 };
 
-/// Writes each number in every way there is.
+/// Writes each number in all possible ways.
 const WRITE: &str = r#"
 import os, time
 open("start-a", "w").write("kept\n"); open("start-a+", "w").write("kept\n")
@@ -65,7 +65,7 @@ fn files_written_in_every_mode_are_as_of_an_uninterrupted_run() {
     assert!(overwritten[all.len()..].starts_with(&"x".repeat(rest - 1)));
 }
 
-/// Has written a file, and keeps another one open in which it writes anywhere.
+/// Has written a file, and keeps another one open and writes to it at any position.
 const CLOSED_AND_OPEN: &str = r#"
 import os, time
 with open("a-closed", "wb") as closed: closed.write(os.urandom(700_000))
@@ -111,7 +111,8 @@ while not os.path.exists("stop"):
     time.sleep(0.01)
 "#;
 
-/// A run whose supervisor was killed some time after its one snapshot, at which its log had so many bytes.
+/// Creates a run whose supervisor was killed some time after its only snapshot, at which its log had at least this
+/// size.
 fn killed(script: &str, bytes_min: usize) -> Place {
     let place = Place::new();
     fs::write(place.file("input"), "a".repeat(100)).expect("written");
@@ -122,13 +123,13 @@ fn killed(script: &str, bytes_min: usize) -> Place {
     let everything = descendants(run.pid());
     run.signal(Signal::SIGKILL);
     run.wait();
-    // Its job dies with it, but not in the same moment.
+    // The job dies with the supervisor, but not at the same moment.
     wait_until_gone(&everything);
     place
 }
 
-/// Lets `change` do something to the files of a run that was killed, and wants the same line to refuse with
-/// these words; then, after `undo`, to work.
+/// Applies `change` to the files of a killed run and expects the same command line to refuse with these words; after
+/// `undo`, it must work.
 fn refused_until_undone(change: impl Fn(&Place), undo: impl Fn(&Place), words: &[&str]) {
     let place = killed(READ_AND_WRITE, 8);
     change(&place);
@@ -148,7 +149,7 @@ fn refused_until_undone(change: impl Fn(&Place), undo: impl Fn(&Place), words: &
     goes_on(&place);
 }
 
-/// The same line restores the job, and nobody can tell its run from an uninterrupted one.
+/// Restores the job by the same command line and checks that its run equals an uninterrupted one.
 fn goes_on(place: &Place) {
     let mut again = start_again(place);
     wait_until(&format!("the restore; {}", place.text("err")), || {
@@ -193,7 +194,7 @@ fn replaced_file_is_named_until_the_old_one_is_back() {
 
 #[apply(as_root)]
 fn a_log_of_which_a_copy_is_in_its_place_is_gone_on_with() {
-    // One of a few lines might be another log's.
+    // A log of a few lines might be confused with another.
     let place = killed(&READ_AND_WRITE.replace("0.01", "0.001"), 4096);
     rename(&place, "log", "elsewhere");
     fs::copy(place.file("elsewhere"), place.file("log")).expect("copied");
@@ -211,7 +212,7 @@ fn shrunk_file_is_named_until_it_is_complete_again() {
                 .and_then(|log| log.set_len(2))
                 .expect("cut");
         },
-        // In place: the file stays the same one.
+        // In place: the file keeps its identity.
         |place| fs::write(place.file("log"), place.text("copy")).expect("written"),
         &["/log", "shrank"],
     );
@@ -229,7 +230,7 @@ fn changed_input_file_is_named_until_it_is_unchanged() {
 #[apply(as_root)]
 fn an_image_that_is_asked_for_comes_back_or_none_does() {
     let place = Place::new();
-    // It has a file open as long as there is one.
+    // The job has a file open as long as it exists.
     let keep_open = "i += 1\n    extra = open('extra') if os.path.exists('extra') else None\n";
     let script = COUNTER.replace("i += 1\n", keep_open);
     let mut run = start(&place, &script);
@@ -261,7 +262,7 @@ fn an_image_that_is_asked_for_comes_back_or_none_does() {
     }
     assert!(!text.contains("restored"), "{text}");
     assert_eq!(counted(&place), count);
-    // Nor was the newest one given up for it.
+    // The newest image was not abandoned because of it.
     let mut again = start(&place, &script);
     wait_until(&format!("the restore; {}", place.text("err")), || {
         said(&place, "restored image=000003") == 1

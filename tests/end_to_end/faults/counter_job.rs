@@ -1,4 +1,4 @@
-//! What these tests share: a job that can be compared with an uninterrupted run, and ways to hurt it.
+//! Shared parts of these tests: a job that can be compared with an uninterrupted run, and faults for it.
 
 use std::fs;
 use std::process::{Child, Command, Stdio};
@@ -8,8 +8,8 @@ use nix::unistd::Pid;
 
 use crate::harness::{ON_REQUEST, Place, Run, descendants, lines, wait_until};
 
-/// Counts in memory, with a helper thread and a child, and writes each number to stdout, to a log in mode `w`
-/// and to a counter file that it reads back. Ends when the file `stop` is there.
+/// Counts in memory, with a helper thread and a child, and writes each number to stdout, to a log opened in mode `w`
+/// and to a counter file that it reads back. Ends when the file `stop` exists.
 pub const COUNTER: &str = r#"
 import os, signal, threading, time
 threading.Thread(target=time.sleep, args=(10000,), daemon=True).start()
@@ -46,12 +46,12 @@ pub fn start_counter(place: &Place) -> Run {
     start(place, COUNTER)
 }
 
-/// A run of [`COUNTER`] that has counted.
+/// Starts [`COUNTER`] and waits until it has counted.
 pub fn counting() -> (Place, Run) {
     counting_with(|_| {})
 }
 
-/// As [`counting`], with another command line or environment.
+/// Does the same as [`counting`], with another command line or environment.
 pub fn counting_with(change: impl FnOnce(&mut Command)) -> (Place, Run) {
     let place = Place::new();
     let run = start_with(&place, COUNTER, change);
@@ -75,7 +75,7 @@ pub fn start_with(place: &Place, script: &str, change: impl FnOnce(&mut Command)
     })
 }
 
-/// Tells [`COUNTER`] to end, and checks that nobody can tell its run from an uninterrupted one.
+/// Ends [`COUNTER`], and checks that its run equals an uninterrupted one.
 pub fn finish_counter(place: &Place, run: &mut Run) {
     fs::write(place.file("stop"), "").expect("the stop file is written");
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
@@ -94,12 +94,12 @@ pub fn crash_and_finish(place: &Place, run: &mut Run) {
     finish_counter(place, run);
 }
 
-/// How far [`COUNTER`] has come, by its log.
+/// Returns the progress of [`COUNTER`], from its log.
 pub fn counted(place: &Place) -> usize {
     place.text("log").lines().count()
 }
 
-/// Waits until [`COUNTER`] has come further than now.
+/// Waits until [`COUNTER`] has made progress.
 pub fn wait_for_progress(place: &Place) {
     let before = counted(place);
     wait_until(&format!("progress; {}", place.text("err")), || {
@@ -107,7 +107,7 @@ pub fn wait_for_progress(place: &Place) {
     });
 }
 
-/// Begins a snapshot and does not wait for it.
+/// Begins a snapshot without waiting for it.
 pub fn begin_snapshot(place: &Place) -> Child {
     place
         .command(&["snapshot"])
@@ -118,14 +118,14 @@ pub fn begin_snapshot(place: &Place) -> Child {
         .expect("ckpt-run starts")
 }
 
-/// A snapshot that may be asked for at a bad time, again until one is taken.
+/// Takes a snapshot, repeating a request that was refused.
 pub fn snapshot_at_last(place: &Place) {
     wait_until(&format!("a snapshot; {}", place.text("err")), || {
         place.verb(&["snapshot"]).status.success()
     });
 }
 
-/// The processes below the supervisor that were started with this word among their arguments.
+/// Returns the processes below the supervisor that have this argument.
 pub fn processes_with(run: &Run, word: &str) -> Vec<i32> {
     let holds = |pid: &i32| {
         let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
@@ -135,7 +135,7 @@ pub fn processes_with(run: &Run, word: &str) -> Vec<i32> {
     descendants(run.pid()).into_iter().filter(holds).collect()
 }
 
-/// Waits for CRIU at work (`dump` or `restore`); its first process.
+/// Waits for CRIU at work (`dump` or `restore`); returns its first process.
 pub fn wait_for_criu(run: &Run, verb: &str) -> i32 {
     let mut found = None;
     wait_until(&format!("criu {verb}"), || {
@@ -146,11 +146,11 @@ pub fn wait_for_criu(run: &Run, verb: &str) -> i32 {
 }
 
 pub fn send(pid: i32, signal: Signal) {
-    // A process that is gone by now was fast.
+    // The process may have exited already.
     let _ = kill(Pid::from_raw(pid), signal);
 }
 
-/// How many times `text` is in the supervisor's messages.
+/// Counts the occurrences of `text` in the supervisor's messages.
 pub fn said(place: &Place, text: &str) -> usize {
     place.text("err").matches(text).count()
 }
@@ -163,7 +163,7 @@ impl Random {
         Self::from_seed(name, Self::seed())
     }
 
-    /// The seed that the environment names, or any.
+    /// Returns the seed in the environment, or a random one.
     pub fn seed() -> u64 {
         std::env::var("TEST_SEED").ok().map_or_else(
             || {
@@ -181,13 +181,13 @@ impl Random {
         Self(seed)
     }
 
-    /// One of these.
+    /// Returns a random item.
     pub fn one_of<'a, T>(&mut self, items: &'a [T]) -> &'a T {
         let count = u64::try_from(items.len()).expect("a count");
         &items[usize::try_from(self.below(count)).expect("an index")]
     }
 
-    /// A number below `end` (splitmix64).
+    /// Returns a random number below `end` (splitmix64).
     pub fn below(&mut self, end: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;

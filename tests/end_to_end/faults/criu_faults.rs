@@ -1,4 +1,4 @@
-//! CRIU killed or stuck at work: the job computes on, or comes back.
+//! Faults of CRIU, killed or hanging at work: the job continues, or is restored.
 
 use std::fs;
 use std::process::Child;
@@ -17,14 +17,14 @@ use crate::harness::{
     write_script,
 };
 
-/// A dump of the counter takes about 100 ms.
+/// Duration of the moments for a kill: a dump of the counter takes about 100 ms.
 const KILL_WITHIN_MS: u64 = 100;
 
 #[apply(as_root)]
 fn job_computes_after_criu_was_killed_in_a_dump() {
     let mut random = Random::new("killed criu");
     let (place, mut run) = counting();
-    // A job that is in code of CRIU's as that is killed dies of it, and comes back.
+    // A job that executes CRIU's code when CRIU is killed dies, and is restored.
     place.snapshot();
     for _ in 0..8 {
         let mut client = begin_snapshot(&place);
@@ -38,18 +38,18 @@ fn job_computes_after_criu_was_killed_in_a_dump() {
     finish_counter(&place, &mut run);
 }
 
-/// What became of a job whose CRIU was killed.
+/// State of a job whose CRIU was killed.
 #[derive(Debug, PartialEq, Eq)]
 enum Fate {
-    /// CRIU was too fast, or had not begun with it.
+    /// CRIU was too fast, or had not begun with the job.
     Untouched,
-    /// It has remains of CRIU, and was found to.
+    /// The job contains remains of CRIU, and this was detected.
     Doubtful,
-    /// It was in code of CRIU's, and died of that.
+    /// The job executed CRIU's code and died.
     Died,
 }
 
-/// Kills CRIU while it has code of its own mapped in the job.
+/// Kills CRIU while its code is mapped in the job.
 fn kill_criu_inside_the_job(place: &Place, run: &Run) -> Fate {
     let job = run.job();
     let ends = || said(place, "called off: the job ended");
@@ -86,7 +86,7 @@ fn job_damaged_by_a_killed_criu_is_restored() {
         if fate != Fate::Untouched {
             wait_until("the restore", || restored() > before);
         }
-        // It may still die.
+        // The job may still die.
         wait_for_progress(&place);
         fate == Fate::Doubtful
     });
@@ -96,7 +96,7 @@ fn job_damaged_by_a_killed_criu_is_restored() {
     finish_counter(&place, &mut run);
 }
 
-/// A job with remains of CRIU and without an image; `None` where CRIU was always too fast, or a process died.
+/// Creates a job with remains of CRIU and without an image; `None` if CRIU was always too fast, or a process died.
 fn with_remains_and_no_image() -> Option<(Place, Run)> {
     const TRIES: u32 = 10;
     for _ in 0..TRIES {
@@ -107,7 +107,7 @@ fn with_remains_and_no_image() -> Option<(Place, Run)> {
             match kill_criu_inside_the_job(&place, &run) {
                 Fate::Untouched => {}
                 Fate::Doubtful if all_live() => return Some((place, run)),
-                // Without a child that died it waits for ever.
+                // Without its dead child the job waits for ever.
                 Fate::Doubtful | Fate::Died => break,
             }
         }
@@ -132,7 +132,8 @@ fn job_damaged_by_a_killed_criu_continues_without_image() {
     crash_and_finish(&place, &mut run);
 }
 
-/// A counting job with one image, and a second snapshot in which CRIU is stopped: its client and the CRIU.
+/// Creates a counting job with one image, and a second snapshot in which CRIU is stopped; returns also the client and
+/// CRIU's pid.
 fn with_a_stopped_dump() -> (Place, Run, Child, i32) {
     let (place, run) = counting_with(|command| {
         command.env("CKPT_RUN_SNAPSHOT_TIMEOUT", "4s");
@@ -179,7 +180,7 @@ fn criu_hanging_after_its_dump_is_killed() {
 #[apply(as_root)]
 fn a_dump_that_takes_too_long_is_called_off_and_the_job_goes_on() {
     let (place, mut run, client, criu) = with_a_stopped_dump();
-    // A slow CRIU, not one that waits for anything; 10 s after its time was over it would be killed.
+    // CRIU is slow but not blocked; 10 s after its time limit it would be killed.
     thread::sleep(Duration::from_secs(6));
     send(criu, Signal::SIGCONT);
     let output = client.wait_with_output().expect("the client ends");
@@ -202,7 +203,7 @@ fn a_criu_killed_in_a_restore_spoils_no_image() {
     wait_for_progress(&place);
     send(run.job(), Signal::SIGKILL);
     send(wait_for_criu(&run, "restore"), Signal::SIGKILL);
-    // The same one is restored at the second try.
+    // The same image is restored at the second attempt.
     wait_until("the second restore", || {
         said(&place, "restored image=000002") == 1
     });
@@ -231,7 +232,7 @@ fn criu_killed_in_each_restore_ends_the_run_with_125() {
         send(wait_for_criu(&run, "restore"), Signal::SIGKILL);
     }
     assert_eq!(run.wait(), 125, "{}", place.text("err"));
-    // Its files are as at the image: a later one has what it needs.
+    // The files are as at the image, so a later image contains everything.
     let kept = counted(&place);
     assert!(kept <= written, "{kept} lines of {written}");
     let mut again = place.start_with(&ON_REQUEST, &["python3", "-u", "job.py"], |_| {});
@@ -239,7 +240,7 @@ fn criu_killed_in_each_restore_ends_the_run_with_125() {
     finish_counter(&place, &mut again);
 }
 
-/// Answers for its version, and fails at all else as a program does whose libraries are missing.
+/// CRIU substitute that prints its version, and fails otherwise like a program without its libraries.
 const BROKEN_CRIU: &str = r#"#!/bin/sh
 if [ "$1" = --version ]; then echo "Version: 4.2.1"; exit 0; fi
 echo "criu: error while loading shared libraries: libnet.so.1" >&2
@@ -249,7 +250,7 @@ exit 127
 #[apply(as_root)]
 fn early_exit_of_criu_is_reported_with_its_output() {
     let (place, mut run) = counting_with(|command| {
-        // Beside the job's script, which is written by now.
+        // Beside the job's script, which exists by now.
         let folder = command.get_current_dir().expect("a folder").to_owned();
         let broken = folder.join("broken-criu");
         write_script(&broken, BROKEN_CRIU);

@@ -1,4 +1,4 @@
-//! Images and stores that are not what they were.
+//! Damaged images and stores.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -10,10 +10,10 @@ use super::counter_job::{
 };
 use crate::harness::{Place, apply, as_root, descendants, stdout, wait_until, wait_until_gone};
 
-/// Takes two images, lets `damage` hurt the newer one's manifest or packs, kills the job.
+/// Takes two images, damages the newer one's manifest or packs, and kills the job.
 fn the_older_image_is_restored_after(damage: impl FnOnce(&Path, &[PathBuf]), reason: &str) {
     let place = Place::new();
-    // Content of its own in each image.
+    // Each image has content of its own.
     let script = COUNTER.replace("i += 1\n", "i += 1\n    ballast = os.urandom(1 << 20)\n");
     let mut run = start(&place, &script);
     wait_for_the_first_line(&place);
@@ -91,7 +91,7 @@ fn a_forged_manifest_costs_one_image_only() {
     the_older_image_is_restored_after(|manifest, _| flip_every(manifest, 1 << 20), "checksum");
 }
 
-/// Flips a bit in the middle of the file, and one every `distance` bytes.
+/// Flips a bit in the middle of the file, and one in every `distance` bytes.
 fn flip_every(path: &Path, distance: u64) {
     let file = fs::File::options()
         .read(true)
@@ -116,7 +116,7 @@ fn a_run_whose_images_are_all_damaged_says_so_and_ends_with_125() {
     fs::write(&manifest, "nonsense").expect("written");
     run.crash();
     assert_eq!(run.wait(), 137, "{}", place.text("err"));
-    // Begun before, and with images: nothing is begun anew behind the user's back.
+    // The run exists and has images: nothing starts from the beginning without the user's consent.
     let mut again = start_counter(&place);
     assert_eq!(again.wait(), 125, "{}", place.text("err"));
     assert_eq!(said(&place, "--fresh"), 1, "{}", place.text("err"));

@@ -1,4 +1,4 @@
-//! The disk of the store is full.
+//! Full disk of the store.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -12,20 +12,20 @@ use super::counter_job::{
 };
 use crate::harness::{Place, Run, apply, as_root, stderr, wait_until};
 
-/// The store's copy of the program and a few images fit.
+/// Size of the disk: room for the store's copy of the program and a few images.
 const DISK_BYTES: u64 = 400 << 20;
-/// Less than any image of the job, more than the small files of a restore.
+/// Remaining space: less than any image of the job, and more than the small files of a restore.
 const LEFT_BYTES: u64 = 256 << 10;
 
-/// Snapshots that would leave less are not begun.
+/// Minimum free space that snapshots must leave.
 const FLOOR_BYTES: u64 = 100 << 20;
 
-/// Starts a job whose images have at least 8 MiB each for themselves.
+/// Starts a job whose images have at least 8 MiB of their own.
 fn start_checked(place: &Place, min_free: &str) -> Run {
-    // In place: an image always holds the same amount of it.
+    // Changed in place, so that each image contains the same amount of it.
     let begin = "i = 0\nballast = bytearray(8 << 20); noise = open('/dev/urandom', 'rb', 0)\n";
     let script = COUNTER
-        // What others append to a log that the job only appends to is nowhere else.
+        // Data that others append to a log to which the job only appends exist nowhere else.
         .replace(r#"open("log", "w")"#, r#"open("log", "a")"#)
         .replace("i = 0\n", begin)
         .replace("i += 1\n", "i += 1\n    noise.readinto(ballast)\n");
@@ -36,7 +36,7 @@ fn start_checked(place: &Place, min_free: &str) -> Run {
     })
 }
 
-/// A counting job with one image, whose store is on a small disk.
+/// Creates a counting job with one image, whose store is on a small disk.
 fn one_image(min_free: &str) -> (Place, Disk, Run) {
     let place = Place::new();
     let disk = Disk::new(place.file(".ckpt-run"));
@@ -46,14 +46,14 @@ fn one_image(min_free: &str) -> (Place, Disk, Run) {
     (place, disk, run)
 }
 
-/// What a snapshot that must not succeed says.
+/// Returns the message of a snapshot that must fail.
 fn refused_snapshot(place: &Place) -> String {
     let refused = place.verb(&["snapshot"]);
     assert!(!refused.status.success());
     stderr(&refused)
 }
 
-/// A small file system over a folder. Gone when dropped.
+/// Small file system mounted over a folder, removed on drop.
 struct Disk(PathBuf);
 
 impl Disk {
@@ -77,7 +77,7 @@ impl Disk {
         about.blocks_available() * about.fragment_size()
     }
 
-    /// Fills the disk but for `left` bytes.
+    /// Fills the disk except for `left` bytes.
     fn fill(&self, left: u64) -> PathBuf {
         let path = self.0.join("filler");
         let mut filler = File::create(&path).expect("made");
@@ -108,7 +108,7 @@ fn a_full_disk_fails_the_snapshot_and_nothing_else() {
     assert_eq!(place.images().len(), 1);
     let verified = place.verb(&["verify"]);
     assert!(verified.status.success());
-    // Not even a crash on a full disk is the end.
+    // Even a crash on a full disk does not end the run.
     run.crash();
     wait_until(&format!("the restore; {}", place.text("err")), || {
         said(&place, "restored image=") == 1
@@ -142,7 +142,7 @@ fn full_disk_for_cut_off_data_ends_the_run() {
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }
-    // Room may be made in a moment: the same image is tried twice.
+    // Space may be freed soon: the same image is tried twice.
     assert_eq!(text.matches("restoring image=000002").count(), 2, "{text}");
     assert!(!text.contains("restoring image=000001"), "{text}");
     assert!(!text.contains("--fresh"), "{text}");
@@ -161,7 +161,7 @@ fn full_disk_for_cut_off_data_ends_the_run() {
     finish_counter(&place, &mut run);
 }
 
-/// Bytes of the files in a folder, at any depth.
+/// Returns the bytes of the files in a folder, at any depth.
 fn bytes_below(folder: &Path) -> u64 {
     let entries = fs::read_dir(folder).expect("listed").flatten();
     let bytes = entries.map(|entry| {
@@ -212,7 +212,7 @@ fn an_image_that_the_next_one_replaces_makes_room_for_it() {
     assert_eq!(ids(&place), ["000002", "000003"]);
     assert!(disk.free() > FLOOR_BYTES - (8 << 20));
     assert!(place.verb(&["verify"]).status.success());
-    // A pinned image makes no room.
+    // A pinned image frees no space.
     assert!(place.verb(&["pin", "2"]).status.success());
     fs::remove_file(place.file(".ckpt-run/filler")).expect("space is freed");
     disk.fill(FLOOR_BYTES + (4 << 20));
@@ -228,7 +228,7 @@ fn ids(place: &Place) -> Vec<String> {
     place.images().iter().filter_map(id).collect()
 }
 
-/// How often CRIU was asked to dump.
+/// Returns the number of CRIU's dumps.
 fn dump_logs(place: &Place) -> usize {
     let logs = fs::read_dir(place.file(".ckpt-run/logs")).expect("the logs");
     let names = logs.flatten().map(|log| log.file_name());

@@ -1,4 +1,4 @@
-//! The disk of the store hangs.
+//! Hanging disk of the store.
 
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -12,17 +12,18 @@ use super::counter_job::{
 use crate::harness::{Place, Run, apply, as_root, descendants, skip, state, stderr, wait_until};
 
 const DISK_BYTES: u64 = 2 << 30;
-/// The job's memory: far more than what may wait for the disk, so that it is on its way when the disk begins to hang.
+/// Creates the job's memory: far more than may wait for the disk, so that it is being written when the disk begins to
+/// hang.
 const BALLAST: &str = "i = 0\nballast = os.urandom(512 << 20)\n";
 const BUFFER: &str = "16MiB";
 
-/// A file system of its own over a folder, which can be made to hang. Gone when dropped.
+/// Separate file system over a folder, which can be made to hang; removed on drop.
 struct Disk {
     folder: PathBuf,
 }
 
 impl Disk {
-    /// `None` after saying why the test is skipped.
+    /// Returns `None` after printing the reason for skipping the test.
     fn new(folder: PathBuf, image: &Path) -> Option<Self> {
         fs::create_dir(&folder).expect("the folder is made");
         let file = File::create(image).expect("the image is made");
@@ -40,7 +41,7 @@ impl Disk {
         Some(Self { folder })
     }
 
-    /// From now on until `thaw`, whoever writes waits.
+    /// Blocks all writers until `thaw`.
     fn freeze(&self) {
         assert!(self.told("--freeze"));
     }
@@ -56,7 +57,7 @@ impl Disk {
 
 impl Drop for Disk {
     fn drop(&mut self) {
-        // It may not hang.
+        // A hanging file system could not be unmounted.
         self.thaw();
         succeeds(Command::new("umount").arg("--lazy").arg(&self.folder));
     }
@@ -67,7 +68,7 @@ fn succeeds(command: &mut Command) -> bool {
     status.is_ok_and(|status| status.success())
 }
 
-/// Whether CRIU has stopped a process of the run.
+/// Returns true if CRIU has stopped a process of the run.
 fn is_stopped(run: &Run) -> bool {
     let mut processes = descendants(run.pid()).into_iter();
     processes.any(|pid| state(pid) == Some('t'))
@@ -97,7 +98,7 @@ fn a_job_does_not_stand_still_for_a_disk_that_hangs() {
         "{text}"
     );
 
-    // All is well again.
+    // The disk works again.
     place.snapshot();
     crash_and_finish(&place, &mut run);
 }

@@ -1,4 +1,4 @@
-//! The job's output redirected in every way, and its input, across a crash.
+//! Output of the job, redirected in every way, and its input, across a crash.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use super::counter_job::{start_with, wait_for_the_first_line};
 use crate::harness::{Place, Run, apply, as_root, lines, wait_until, wait_until_gone};
 
-/// Numbers to stdout, the same with an `e` to stderr, progress to `log`.
+/// Writes numbers to stdout, the same with an `e` to stderr, and progress to `log`.
 const TALK: &str = r#"
 import os, sys, time
 log = open("log", "w")
@@ -32,7 +32,7 @@ fn progress(place: &Place) {
     });
 }
 
-/// Snapshot, crash, snapshot, crash, end.
+/// Takes a snapshot, crashes the job, repeats both, and ends it.
 fn crash_twice(place: &Place, run: &mut Run) {
     wait_for_the_first_line(place);
     for _ in 0..2 {
@@ -53,7 +53,7 @@ fn errors(count: usize) -> String {
     (0..count).fold(String::new(), |text, i| text + &format!("e{i}\n"))
 }
 
-/// The lines of the job, without ours.
+/// Returns the lines of the job without those of ckpt-run.
 fn of_the_job(text: &str) -> String {
     text.lines()
         .filter(|line| !line.starts_with("ckpt-run:"))
@@ -61,7 +61,7 @@ fn of_the_job(text: &str) -> String {
         .collect()
 }
 
-/// What comes through one file or pipe for both.
+/// Returns the expected content of one file or pipe for both streams.
 fn both(count: usize) -> String {
     (0..count).fold(String::new(), |text, i| text + &format!("{i}\ne{i}\n"))
 }
@@ -174,7 +174,7 @@ while (line := os.read(0, 7)):
 #[apply(as_root)]
 fn a_run_whose_output_goes_elsewhere_the_next_time_goes_on() {
     let place = Place::new();
-    // Apart, together, apart again: each time from an image of the time before.
+    // Separate, joined, and separate again: each time from the previous attempt's image.
     for joined in [false, true, false] {
         let mut run = start_with(&place, TALK, |command| {
             let err = file(&place, "err", true);

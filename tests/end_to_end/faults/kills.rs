@@ -1,4 +1,4 @@
-//! SIGKILL of the job and of the supervisor, at every bad moment.
+//! Kills (SIGKILL) of the job and of the supervisor at every critical moment.
 
 use std::thread;
 use std::time::Duration;
@@ -11,9 +11,10 @@ use super::counter_job::{
 };
 use crate::harness::{Place, Run, apply, as_root, descendants, wait_until, wait_until_gone};
 
-/// Kills of the job in each of two runs side by side.
+/// Kills of the job in each of two parallel runs.
 const ROUNDS: usize = 25;
-/// A snapshot of the counter takes about 300 ms: some kills hit before, some in, some after it.
+/// Duration of the moments for a kill: a snapshot of the counter takes about 300 ms, so kills hit before, during and
+/// after it.
 const KILL_WITHIN_MS: u64 = 450;
 
 fn kill_the_job_again_and_again(mut random: Random) {
@@ -24,7 +25,7 @@ fn kill_the_job_again_and_again(mut random: Random) {
         thread::sleep(Duration::from_millis(random.below(KILL_WITHIN_MS)));
         run.crash();
         another.wait().expect("the client ends");
-        // A restored job writes again.
+        // A restored job continues to write.
         wait_for_progress(&place);
     }
     finish_counter(&place, &mut run);
@@ -40,7 +41,7 @@ fn fifty_random_kills_change_neither_output_nor_files() {
     });
 }
 
-/// Kills the supervisor at a moment that `when` waits for, and runs the same line again.
+/// Kills the supervisor at a moment that `when` waits for, and runs the same command line again.
 fn kill_the_supervisor(when: impl FnOnce(&Place, &Run)) {
     let (place, mut run) = counting();
     place.snapshot();
@@ -95,7 +96,7 @@ while not os.path.exists("stop"): time.sleep(0.01)
 "#;
     let mut run = start(&place, quiet_then_loud);
     place.wait_for("ready", "y");
-    // Nothing was written yet: our own offset in the file is still 0.
+    // Nothing was written yet: ckpt-run's own offset in the file is still 0.
     place.snapshot();
     place.go();
     place.wait_for("out", "said\n");
@@ -130,7 +131,7 @@ sys.exit(41)
     place.snapshot();
     std::fs::write(place.file("fail"), "").expect("written");
     assert_eq!(run.wait(), 41, "{}", place.text("err"));
-    // The newest, then the one before it, then no more.
+    // The newest image, then the one before it, then no other.
     assert_eq!(said(&place, "restoring image=000002"), 1);
     assert_eq!(said(&place, "restoring image=000001"), 1);
     assert_eq!(said(&place, "giving up"), 1);

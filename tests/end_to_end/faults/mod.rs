@@ -1,5 +1,5 @@
-//! Everything that goes wrong: killed jobs, supervisors and CRIUs, full disks, damaged images, changed files,
-//! slow dumps, hostile clients. A job is computing or restorable after each.
+//! Faults: killed jobs, supervisors and CRIUs, full disks, damaged images, changed files, slow dumps, hostile clients.
+//! After each, the job computes or can be restored.
 
 mod chained_jobs;
 mod changed_files;

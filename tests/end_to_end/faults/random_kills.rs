@@ -1,4 +1,4 @@
-//! SIGKILL of anything that takes part in a run, at random moments: nothing is lost or doubled.
+//! Kills (SIGKILL) of any process of a run at random moments: nothing is lost or duplicated.
 //!
 //! `tests/kills/run` runs many rounds of the same tests.
 
@@ -13,17 +13,17 @@ use super::chained_jobs::{Files, Job};
 use super::counter_job::{Random, begin_snapshot, processes_with, send};
 use crate::harness::{Place, Run, apply, as_root, descendants, inner_pid, wait_until};
 
-/// Rounds with each job, where `TEST_KILL_ROUNDS` does not say otherwise.
+/// Number of rounds with each job, unless `TEST_KILL_ROUNDS` is set.
 const ROUNDS: usize = 6;
-/// A snapshot takes about 300 ms, a dump and a restore about 100 ms each.
+/// Durations of the operations: a snapshot takes about 300 ms, a dump and a restore about 100 ms each.
 const SNAPSHOT_MS: u64 = 450;
 const CRIU_MS: u64 = 100;
-/// Longest wait for a process that is to be killed, and may have been too fast.
+/// Time limit for the appearance of a process to be killed, which may have been too fast.
 const APPEARS_MS_MAX: u64 = 3000;
-/// Crashes after which the run's images would be tried one by one, and it would end.
+/// Number of crashes after which the images would be tried one by one, and the run would end.
 const CRASHES_MAX: usize = 2;
 
-/// What is killed.
+/// Process to be killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Victim {
     /// The job's first process.
@@ -35,9 +35,9 @@ enum Victim {
     Sandbox,
     CriuInDump,
     CriuInRestore,
-    /// The process that watches the job's files.
+    /// Process that watches the job's files.
     Watcher,
-    /// The process that copies GPU memory.
+    /// Process that copies GPU memory.
     Copier,
 }
 
@@ -53,7 +53,7 @@ impl Victim {
         Self::Copier,
     ];
 
-    /// The next one; only a job with GPU memory has a copier.
+    /// Chooses the next one; only a job with GPU memory has a copier.
     fn any(random: &mut Random, job: &Job) -> Self {
         let count = match job {
             Job::Chain(Files::Watched) => 6,
@@ -63,7 +63,7 @@ impl Victim {
         *random.one_of(&Self::ALL[..count])
     }
 
-    /// Processes of which one is killed.
+    /// Returns the candidates, of which one is killed.
     fn processes(self, run: &Run) -> Vec<i32> {
         match self {
             Self::Supervisor => vec![run.pid()],
@@ -85,7 +85,7 @@ impl Victim {
     }
 }
 
-/// How often what was killed; what was gone before it could be is not counted.
+/// Number of kills per victim; processes that exited before are not counted.
 type Tally = BTreeMap<String, usize>;
 
 struct Scene {
@@ -106,18 +106,18 @@ impl Scene {
             crashes: 0,
         };
         wait_until("the first line", || scene.reached() > 0);
-        // Without an image a kill may be the end of the run.
+        // Without an image a kill may end the run.
         scene.snapshot();
         scene
     }
 
-    /// Lines that the job has written.
+    /// Returns the number of lines that the job has written.
     fn reached(&self) -> usize {
         let text = self.place.text(self.job.progress_file());
         text.lines().count()
     }
 
-    /// Whether the job has ended by itself: that on a GPU has so many steps.
+    /// Returns true if the job has ended by itself: the GPU job has a limited number of steps.
     fn has_ended(&mut self) -> bool {
         matches!(self.job, Job::Gpu(..)) && self.run.has_ended()
     }
@@ -129,7 +129,7 @@ impl Scene {
         self.crashes = 0;
     }
 
-    /// One kill, at a moment that is chosen at random, and the way back from it.
+    /// Kills a process at a random moment, and waits for the recovery.
     fn round(&mut self, random: &mut Random, tally: &mut Tally) {
         if self.crashes >= CRASHES_MAX || random.below(3) > 0 {
             self.snapshot();
@@ -157,7 +157,7 @@ impl Scene {
             .entry(if hit { name } else { "none".to_owned() })
             .or_default() += 1;
         if victim == Victim::Supervisor {
-            // The same line, before or after the sandbox has ended.
+            // The same command line, before or after the sandbox has exited.
             thread::sleep(Duration::from_millis(random.below(CRIU_MS)));
             assert_eq!(self.run.wait(), 137);
             self.run = self.job.start(&self.place);
@@ -168,7 +168,7 @@ impl Scene {
         self.computes();
     }
 
-    /// Waits for a process of this kind, unless it does not come.
+    /// Waits for a process of this kind, within the limit.
     fn await_any(&mut self, victim: Victim) {
         let end = Instant::now() + Duration::from_millis(APPEARS_MS_MAX);
         let criu = [Victim::CriuInDump, Victim::CriuInRestore].contains(&victim);
@@ -192,7 +192,7 @@ impl Scene {
         true
     }
 
-    /// Waits until the job has come further than now.
+    /// Waits until the job has made progress.
     fn computes(&mut self) {
         let before = self.reached();
         wait_until(&format!("progress; {}", self.place.text("err")), || {
@@ -205,7 +205,7 @@ impl Scene {
     }
 }
 
-/// One run of a job, and its end.
+/// Runs a job for all rounds, to its end.
 fn rounds_with(name: &str) {
     let given = env::var("TEST_KILL_ROUNDS").ok();
     let rounds = given.map_or(ROUNDS, |text| text.parse().expect("a number"));

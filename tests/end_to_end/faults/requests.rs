@@ -1,4 +1,4 @@
-//! Requests and signals at bad times, and clients that mean harm.
+//! Requests and signals at bad moments, and hostile clients.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -25,7 +25,7 @@ fn snapshots_asked_for_at_once_are_all_answered() {
     let clients: Vec<_> = (0..4).map(|_| begin_snapshot(&place)).collect();
     let ids: Vec<String> = clients.into_iter().map(succeeds).collect();
     let known = place.images().len();
-    // Those that came during the first snapshot share one.
+    // Requests that arrived during the first snapshot share one.
     assert!((1..=4).contains(&known), "{ids:?}");
     assert!(place.verb(&["verify"]).status.success());
     crash_and_finish(&place, &mut run);
@@ -106,7 +106,7 @@ fn an_interrupt_during_a_snapshot_reaches_the_job() {
     let mut client = begin_snapshot(&place);
     wait_for_criu(&run, "dump");
     run.signal(Signal::SIGINT);
-    // Python dies of its KeyboardInterrupt.
+    // Python exits by its KeyboardInterrupt.
     assert_eq!(run.wait(), 130, "{}", place.text("err"));
     client.wait().expect("the client ends");
     assert_eq!(said(&place, "restoring"), 0);
@@ -127,7 +127,7 @@ fn a_hostile_client_changes_nothing() {
         &huge,
     ] {
         let mut client = connect();
-        // The supervisor may hang up in the middle.
+        // The supervisor may close the connection in the middle.
         let _ = client.write_all(garbage);
         let _ = client.shutdown(std::net::Shutdown::Write);
         let mut answer = String::new();
@@ -135,7 +135,7 @@ fn a_hostile_client_changes_nothing() {
         assert!(!answer.contains("image"), "{answer}");
         silent.push(connect());
     }
-    // Asks and does not wait for the answer.
+    // Sends a request without waiting for the reply.
     connect().write_all(b"\"snapshot\"\n").expect("written");
     wait_until("the snapshot that nobody waits for", || {
         place.images().len() == 1

@@ -1,17 +1,17 @@
-//! Command lines on the pages are understood by the program's own definitions.
+//! Check of the pages' command lines against the program's own definitions.
 
 use ckpt_run::cli;
 
 use super::pages;
 
-/// Of these blocks no line is a command.
+/// Languages of blocks without commands.
 const NO_COMMANDS: [&str; 3] = ["text", "json", "toml"];
-/// Where a shell's command ends.
+/// Shell operators that end a command.
 const OPERATORS: [&str; 12] = [
     "|", "||", "&", "&&", ";", ">", ">>", "<", "2>", "2>>", "2>&1", "&>",
 ];
 
-/// What stands before the parenthesis that closes one in front of the text.
+/// Returns the text before the parenthesis that closes the one in front of it.
 fn until_closed(text: &str) -> &str {
     let mut depth = 1;
     let end = text.char_indices().find(|(_, letter)| {
@@ -25,7 +25,7 @@ fn until_closed(text: &str) -> &str {
     end.map_or(text, |(place, _)| &text[..place])
 }
 
-/// The command lines of ours in a shell's line: after `$ `, behind pipes, in `$(…)`, on another host.
+/// Returns the `ckpt-run` command lines in a shell's line: after `$ `, in pipes, in `$(…)`, on another host.
 fn ours(line: &str) -> Vec<Vec<String>> {
     let mut found = vec![];
     for (place, _) in line.match_indices("$(") {
@@ -46,7 +46,7 @@ fn ours(line: &str) -> Vec<Vec<String>> {
     found
 }
 
-/// What `GPU-A` and `GPU-B` stand for.
+/// Replacements for `GPU-A` and `GPU-B`.
 const UUIDS: [(&str, &str); 2] = [
     ("GPU-A", "GPU-6d1c2d4e-7d8a-41f3-9d0e-1c2d3e4f5a6a"),
     ("GPU-B", "GPU-6d1c2d4e-7d8a-41f3-9d0e-1c2d3e4f5a6b"),
@@ -93,7 +93,7 @@ fn every_command_in_a_sentence_is_understood() {
         for span in spans.filter(|span| span.starts_with("ckpt-run ")) {
             for command in ours(span) {
                 let error = parse(&command).err().unwrap_or_default();
-                // A verb may be named without its words, and one for several is answered by their list.
+                // A verb may be named without its arguments, and a group of verbs without a verb.
                 let good = error.is_empty()
                     || error.contains("\nCommands:\n")
                     || error.contains("required arguments were not provided");

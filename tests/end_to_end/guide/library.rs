@@ -1,4 +1,4 @@
-//! The example in Rust supervises a job.
+//! Test of the Rust example, which supervises a job.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,7 +14,7 @@ for i in range(60):
     time.sleep(0.05)
 ";
 
-/// Where `cargo test` puts examples; built here when only this test was asked for.
+/// Returns the path of the example built by `cargo test`; builds it if only this test was requested.
 fn example() -> PathBuf {
     let folder = Path::new(program()).parent().unwrap();
     let program = folder.join("examples/supervise");

@@ -1,4 +1,4 @@
-//! Links within the repository lead to what is there.
+//! Check that links within the repository have existing targets.
 
 use super::pages::{self, root};
 

@@ -1,5 +1,5 @@
-//! README and guide say what is so: every command line and every key in them exists, pages that walk through something
-//! are walked through, links lead somewhere, and the example in Rust supervises a job.
+//! Checks of README and guide: all command lines and keys in them exist, step-by-step pages are executed, links have
+//! targets, and the Rust example supervises a job.
 
 mod commands;
 mod library;

@@ -1,26 +1,26 @@
-//! The pages, and what of them can be right or wrong.
+//! Pages of the documentation, and their testable parts.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use pulldown_cmark::{CodeBlockKind, Event, Options, Parser, Tag, TagEnd};
 
-/// A page of the repository.
+/// Page of the repository.
 pub struct Page {
     pub path: PathBuf,
-    /// Blocks of code, in order.
+    /// Code blocks, in order.
     pub blocks: Vec<Block>,
-    /// Code within sentences.
+    /// Inline code.
     pub spans: Vec<String>,
-    /// Where links lead, as they are written.
+    /// Targets of links, as written.
     pub links: Vec<String>,
-    /// What a link to a part of the page can name.
+    /// Anchors of the page.
     pub anchors: Vec<String>,
 }
 
-/// A fenced block of code.
+/// Fenced code block.
 pub struct Block {
-    /// What stands after the fence: `sh run`.
+    /// Text after the fence: `sh run`.
     pub info: String,
     pub text: String,
 }
@@ -35,7 +35,7 @@ pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// README and the guide.
+/// Returns README and the guide's pages.
 pub fn all() -> Vec<Page> {
     let guide = fs::read_dir(root().join("docs/guide")).unwrap();
     let mut paths: Vec<PathBuf> = guide.map(|entry| entry.unwrap().path()).collect();
@@ -97,7 +97,7 @@ fn add(heading: &mut Option<String>, text: &str) {
     }
 }
 
-/// As the usual renderers name a heading.
+/// Returns a heading's anchor, as the usual renderers name it.
 fn anchor(heading: &str) -> String {
     let kept = heading.chars().filter_map(|letter| match letter {
         ' ' => Some('-'),

@@ -1,4 +1,4 @@
-//! Settings on the pages are taken by `ckpt-run config check`.
+//! Check of the pages' settings by `ckpt-run config check`.
 
 use std::fs;
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::pages;
 use crate::harness::{Place, stderr};
 
-/// Why settings are not taken where there is the key that a page has its reader make.
+/// Returns the reason why settings are refused, with the key present that a page lets its reader create.
 fn refused(place: &Place, settings: &str) -> Option<String> {
     if !place.file("key").exists() {
         assert!(place.verb(&["key", "generate", "key"]).status.success());
@@ -18,7 +18,7 @@ fn refused(place: &Place, settings: &str) -> Option<String> {
     (!checked.status.success()).then(|| stderr(&checked))
 }
 
-/// Whether a block sets something: its first line is a section's.
+/// Returns true if a block contains settings: its first line is a section's.
 fn begins_as_settings(text: &str) -> bool {
     let line = text.lines().next().unwrap_or_default();
     line.starts_with('[') && line.ends_with(']') && !line.contains('"')
@@ -49,7 +49,7 @@ fn every_block_of_settings_is_taken() {
     assert!(wrong.is_some_and(|error| error.contains("heart_beat")));
 }
 
-/// `section.key` and the keys above all sections.
+/// Returns `section.key` and the top-level keys.
 fn keys(place: &Place) -> Vec<String> {
     let shown = place.verb(&["config", "show", "--json"]);
     let shown: Value = serde_json::from_slice(&shown.stdout).unwrap();

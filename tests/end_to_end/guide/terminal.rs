@@ -1,4 +1,4 @@
-//! A shell that does what a page says, block by block, as its reader would.
+//! Shell that executes a page block by block, as its reader would.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -14,26 +14,26 @@ use serde_json::Value;
 use super::pages::Block;
 use crate::harness::{Place, descendants, program, wait_until, write_script};
 
-/// What stands for another machine: a folder of its own.
+/// Substitute for ssh: the other machine is a separate folder.
 const SSH: &str = "#!/bin/sh\nshift\ncd \"$HOST_FOLDER\" && exec \"$@\"\n";
 
-/// Longest wait for a block, which may wait for a whole job.
+/// Time limit for a block, which may wait for a whole job.
 const BLOCK_LIMIT: Duration = Duration::from_secs(180);
-/// Time between two looks.
+/// Time between two checks.
 const POLL: Duration = Duration::from_millis(20);
 
-/// A terminal with a shell, in a fresh folder.
+/// Terminal with a shell, in a fresh folder.
 pub struct Terminal {
     shell: Child,
     input: ChildStdin,
     place: Place,
-    /// Where the page's commands are at work.
+    /// Folder in which the page's commands run.
     folder: PathBuf,
     blocks: usize,
 }
 
 impl Terminal {
-    /// `folder` is where the store will be, "" for the fresh folder itself.
+    /// Creates a terminal; the store will be in `folder`, which is empty for the fresh folder itself.
     pub fn new(place: Place, folder: &str) -> Self {
         let (bin, host) = (place.file("bin"), place.file("host"));
         fs::create_dir(&bin).unwrap();
@@ -69,12 +69,12 @@ impl Terminal {
         &self.place
     }
 
-    /// What the reader would have seen.
+    /// Returns the text that the reader would have seen.
     pub fn screen(&self) -> String {
         self.place.text("terminal")
     }
 
-    /// Runs a block, which has to end with its code: 0 at every command, or that of `run=CODE` at the last.
+    /// Runs a block, which must end with its exit code: 0 of every command, or that of `run=CODE` of the last.
     pub fn run(&mut self, block: &Block) {
         self.blocks += 1;
         let script = self.place.file(&format!("block-{}", self.blocks));
@@ -110,7 +110,7 @@ impl Terminal {
         }
     }
 
-    /// What a reader does by reading on: a run that begins or comes back has the time to.
+    /// Waits as a reader does by reading on: a run that starts or is restored has time for it.
     fn settle(&self, begins: bool) {
         wait_until(&format!("the run to compute; {}", self.screen()), || {
             let mut command = self.place.command(&["status", "--json"]);
@@ -144,7 +144,7 @@ impl Terminal {
 impl Drop for Terminal {
     fn drop(&mut self) {
         for pid in descendants(i32::try_from(self.shell.id()).unwrap()) {
-            // One that has ended is gone.
+            // A process that has exited is skipped.
             let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
         }
         let _ = self.shell.kill();

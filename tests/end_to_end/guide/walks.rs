@@ -1,4 +1,4 @@
-//! Pages that walk through something, walked through: real binary, real CRIU, in the page's order.
+//! Execution of step-by-step pages: real binary, real CRIU, in the page's order.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -7,7 +7,7 @@ use super::pages::{self, Block, Page};
 use super::terminal::Terminal;
 use crate::harness::{Place, apply, as_root, write_script};
 
-/// Counts until there is a file `go`, then some more.
+/// Counts until there is a file `go`, then a little more.
 const JOB: &str = "\
 import os, time
 step = 0
@@ -25,7 +25,7 @@ fn runnable(page: &Page) -> Vec<&Block> {
     page.blocks.iter().filter(marked).collect()
 }
 
-/// A run of `JOB`, begun as a reader of those pages has one.
+/// Starts a run of `JOB` in the state that a reader of those pages has.
 fn begun() -> Terminal {
     let place = Place::new();
     fs::write(place.file("job.py"), JOB).unwrap();
@@ -64,7 +64,7 @@ fn images_are_looked_into_and_carried_as_the_page_says() {
     let mut terminal = begun();
     terminal.run(&block("ckpt-run snapshot\nckpt-run snapshot"));
     terminal.run(&block("kill -USR2 %1\nwait %1 || test $? = 75"));
-    // The page lets an imported image continue to the job's end; the other host's folders are this one.
+    // The page lets an imported image continue to the job's end; the other host's folders are this host's.
     terminal.place().go();
     terminal.run(&block("export CKPT_RUN_FILES_ON_LOST=warn"));
     for block in blocks {
@@ -81,7 +81,7 @@ fn status_tells_what_the_page_says() {
     terminal.run(&block("ckpt-run snapshot"));
     for block in blocks {
         if block.info.contains("run=3") {
-            // It waits for the run's end.
+            // The page waits for the run's end.
             terminal.place().go();
         }
         terminal.run(block);
@@ -94,7 +94,7 @@ fn what_it_costs_is_told_as_the_page_says() {
     let meanwhile = runnable(&page);
     assert!(meanwhile.len() >= 2);
     let mut terminal = begun();
-    // The page looks back to image 11.
+    // The page refers to image 11.
     terminal.run(&block("for image in $(seq 12); do ckpt-run snapshot; done"));
     for block in meanwhile {
         terminal.run(block);
@@ -109,7 +109,7 @@ fn a_key_is_made_as_the_page_says() {
     assert!(!blocks.is_empty());
     for block in blocks {
         let mut terminal = Terminal::new(Place::new(), "");
-        // The reader's home is not ours to write to.
+        // The reader's home folder must not be changed.
         let (info, text) = (block.info.clone(), block.text.replace("~/", "./"));
         terminal.run(&Block { info, text });
         let key = terminal.place().file(".config/ckpt-run/key");
@@ -118,9 +118,9 @@ fn a_key_is_made_as_the_page_says() {
     }
 }
 
-/// A job that says so and ends.
+/// Job that prints a line and ends.
 const TRAIN: &str = "import sys\nprint('trained', sys.argv[1:], flush=True)\n";
-/// Programs that pages name and that stand in for a reader's own, and those that are on other machines.
+/// Programs on the pages that represent a reader's own, or that run on other machines.
 const STAND_INS: [(&str, &str); 7] = [
     ("python", "#!/bin/sh\nexec python3 \"$@\"\n"),
     (
@@ -133,7 +133,7 @@ const STAND_INS: [(&str, &str); 7] = [
     ("sbatch", "#!/bin/sh\ntest -s \"$1\"\n"),
     ("systemctl", "#!/bin/sh\n"),
 ];
-/// What stands for something of the reader's, or would be outside of the fresh folder.
+/// Replacements for the reader's own names, and for paths outside of the fresh folder.
 const MEANT: [(&str, &str); 4] = [
     (" ID ", " latest "),
     ("CMD", "python train.py"),
@@ -156,7 +156,7 @@ fn lines_of(page: &str) -> Vec<String> {
     lines
 }
 
-/// Whether a line begins a job.
+/// Returns true if a line starts a job.
 fn starts(line: &str) -> bool {
     line.contains(" -- ") && !line.contains(" template ")
 }
@@ -191,7 +191,7 @@ fn programs_are_started_as_the_pages_say() {
             } else {
                 (TRAIN, "trained")
             };
-            // Each in a folder of its own: a run that has finished is not begun again.
+            // Each command has a separate folder, because a finished run is not started again.
             let place = Place::new();
             put_stand_ins(&place, train);
             let mut terminal = Terminal::new(place, "");

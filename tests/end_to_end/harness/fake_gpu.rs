@@ -1,5 +1,5 @@
-//! GPUs for tests on machines without one: `tests/fake-cuda`, built once, the environment that leads to it, and the sample
-//! job without a supervisor.
+//! GPUs for tests on machines without one: `tests/fake-cuda`, built once, its environment, and the sample job without a
+//! supervisor.
 
 use std::collections::hash_map::DefaultHasher;
 use std::ffi::OsString;
@@ -15,7 +15,7 @@ use tempfile::TempDir;
 
 use super::{Place, Run, copy_environment};
 
-/// Where its memory is: a tmpfs, as large as the host's memory allows.
+/// Location of the GPUs' memory: a tmpfs, as large as the host's memory allows.
 const MEMORY: &str = "/dev/shm";
 
 /// UUIDs of the first two GPUs.
@@ -24,12 +24,12 @@ pub const UUIDS: [&str; 2] = [
     "GPU-fa4e0000-0000-4000-8000-000000000001",
 ];
 
-/// Longest wait for memory that is to be let go, on a busy machine.
+/// Time limit for the release of memory on a busy machine.
 const SETTLED: Duration = Duration::from_secs(60);
-/// Time between two looks at memory that is held.
+/// Time between two checks of memory in use.
 const POLL: Duration = Duration::from_millis(5);
 
-/// Puts a small `/dev` in the place of the real one: the usual nodes and mounts, and the driver's, which are those of
+/// Replaces `/dev` by a small one: the usual nodes and mounts, and the driver's device files, which refer to
 /// `/dev/null`. Arguments: a folder to build it in, number of GPUs, the command.
 const DEVICES: &str = r#"
 stage=$1 count=$2; shift 2
@@ -49,7 +49,7 @@ mount --move "$stage" /dev
 exec "$@"
 "#;
 
-/// GPUs of a test's own. They and all their memory end with it.
+/// GPUs of a single test. They and all their memory are removed with it.
 pub struct FakeGpu {
     folder: TempDir,
     devices: u32,
@@ -57,7 +57,7 @@ pub struct FakeGpu {
 }
 
 impl FakeGpu {
-    /// Two GPUs of 1 GiB.
+    /// Creates two GPUs of 1 GiB.
     pub fn new() -> Self {
         Self::with(2, 1024)
     }
@@ -73,19 +73,19 @@ impl FakeGpu {
         }
     }
 
-    /// The folder that is the GPUs: `fail`, `hang`, `caller-fail` and `caller-hang` may be written there.
+    /// Returns the folder of the GPUs: `fail`, `hang`, `caller-fail` and `caller-hang` may be written there.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
 
-    /// What a program needs to find these GPUs.
+    /// Returns the environment by which a program finds these GPUs.
     pub fn environment(&self) -> Vec<(&'static str, OsString)> {
         vec![
             ("LD_LIBRARY_PATH", library().as_os_str().to_owned()),
             ("FAKE_CUDA_DIR", self.folder().as_os_str().to_owned()),
             ("FAKE_CUDA_DEVICES", self.devices.to_string().into()),
             ("FAKE_CUDA_MIB", self.mib.to_string().into()),
-            // They are a machine's, not a job's.
+            // These variables belong to a machine, not to a job.
             (
                 "CKPT_RUN_FILES_EXCLUDE",
                 self.folder().as_os_str().to_owned(),
@@ -93,8 +93,8 @@ impl FakeGpu {
         ]
     }
 
-    /// The command in a mount namespace whose `/dev` has the driver's device files, which `ckpt-run` looks for, with
-    /// these GPUs in its environment. It keeps its folder, its environment and its pid; needs root.
+    /// Runs the command in a mount namespace whose `/dev` has the driver's device files, which `ckpt-run` checks, with
+    /// these GPUs in its environment. The command keeps its folder, environment and pid; needs root.
     pub fn wrap(&self, command: &Command) -> Command {
         let stage = self.folder().join("dev");
         fs::create_dir_all(&stage).expect("a folder");
@@ -120,7 +120,7 @@ impl FakeGpu {
         wrapped
     }
 
-    /// Bytes of a GPU's memory that some process holds, whoever it is.
+    /// Returns the bytes of a GPU's memory that any process holds.
     pub fn used_bytes(&self, device: u32) -> u64 {
         let prefix = format!("d{device}-");
         let entries = fs::read_dir(self.folder())
@@ -132,9 +132,9 @@ impl FakeGpu {
             .sum()
     }
 
-    /// Just so many bytes of a GPU's memory are held, or will be in a moment: a child that this process or a supervisor
-    /// starts has its descriptors, those of memory too, from its fork until it executes a program; a copier that is not
-    /// needed any more is not waited for.
+    /// Checks that exactly this many bytes of a GPU's memory are held, now or soon: a child of this process or of a
+    /// supervisor holds its parent's descriptors, including those of memory, from its fork until it executes a program;
+    /// and a copier that is no longer needed is not waited for.
     #[track_caller]
     pub fn assert_used(&self, device: u32, bytes: u64, when: &str) {
         let begun = Instant::now();
@@ -152,7 +152,7 @@ impl FakeGpu {
         }
     }
 
-    /// The same for all GPUs and nothing.
+    /// Checks that no memory of any GPU is held.
     #[track_caller]
     pub fn assert_free(&self, when: &str) {
         for device in 0..self.devices {
@@ -161,7 +161,7 @@ impl FakeGpu {
     }
 }
 
-/// Whether anybody has the file open or mapped: each of them has a shared lock on it.
+/// Returns true if any process has the file open or mapped: each of them holds a shared lock on it.
 fn is_held(path: &Path) -> bool {
     let Ok(file) = fs::File::open(path) else {
         return false;
@@ -169,7 +169,7 @@ fn is_held(path: &Path) -> bool {
     nix::fcntl::Flock::lock(file, nix::fcntl::FlockArg::LockExclusiveNonblock).is_err()
 }
 
-/// The folder with `libcuda.so.1` and `libnvidia-ml.so.1`, which are one file.
+/// Returns the folder with `libcuda.so.1` and `libnvidia-ml.so.1`, which are one file.
 pub fn library() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
     LIBRARY.get_or_init(|| {
@@ -182,17 +182,17 @@ pub fn library() -> &'static Path {
     })
 }
 
-/// The sample job: `tests/fake-cuda/job.rs`.
+/// Returns the sample job: `tests/fake-cuda/job.rs`.
 pub fn job() -> PathBuf {
     library().join("job")
 }
 
-/// The job of two processes that share memory: `tests/fake-cuda/pair.rs`.
+/// Returns the job of two processes that share memory: `tests/fake-cuda/pair.rs`.
 pub fn pair() -> PathBuf {
     library().join("pair")
 }
 
-/// `target/debug`, where the test runs from `target/debug/deps`.
+/// Returns `target/debug`; the test runs from `target/debug/deps`.
 pub fn build_folder() -> PathBuf {
     let test = std::env::current_exe().expect("the test's program");
     test.ancestors()
@@ -214,7 +214,7 @@ fn hash(sources: &Path) -> u64 {
     hasher.finish()
 }
 
-/// Builds beside and renames: other tests may do the same at the same time.
+/// Builds in a temporary folder and renames it, because other tests may do the same at the same time.
 fn build(sources: &Path, folder: &Path) {
     let beside = tempfile::tempdir_in(build_folder()).expect("a folder");
     let file = |name| beside.path().join(name);
@@ -222,7 +222,7 @@ fn build(sources: &Path, folder: &Path) {
         "--crate-type=cdylib",
         "--crate-name=cuda",
         "-Cpanic=abort",
-        // Found by its name as well by a program that has loaded it by its path.
+        // A program that has loaded the library by its path must also find it by its name.
         "-Clink-arg=-Wl,-soname,libcuda.so.1",
     ];
     rustc(&sources.join("lib.rs"), &file("libcuda.so.1"), &library);
@@ -231,13 +231,13 @@ fn build(sources: &Path, folder: &Path) {
         rustc(&source, &file(program), &[]);
     }
     symlink("libcuda.so.1", file("libnvidia-ml.so.1")).expect("a link");
-    // Whoever comes second finds the name taken by the same files.
+    // If another test was faster, the folder has the same files.
     if fs::rename(beside.path(), folder).is_ok() {
         let _ = beside.keep();
     }
 }
 
-/// Compiles one file with the standard library alone.
+/// Compiles one file with the standard library only.
 pub fn rustc(source: &Path, program: &Path, options: &[&str]) {
     let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let mut command = Command::new(rustc);
@@ -257,7 +257,7 @@ pub fn rustc(source: &Path, program: &Path, options: &[&str]) {
     );
 }
 
-/// A job beside no supervisor, its output in `out`.
+/// Starts a job without a supervisor, with its output in `out`.
 pub fn alone(place: &Place, gpu: &FakeGpu, arguments: &[&str]) -> Run {
     let mut command = Command::new(job());
     command
@@ -267,7 +267,7 @@ pub fn alone(place: &Place, gpu: &FakeGpu, arguments: &[&str]) -> Run {
     place.spawn(command, |_| {})
 }
 
-/// What a job prints when nobody touches it.
+/// Returns the output of an undisturbed job.
 pub fn untouched(gpu: &FakeGpu, arguments: &[&str]) -> String {
     let place = Place::new();
     let mut run = alone(&place, gpu, arguments);
@@ -275,7 +275,7 @@ pub fn untouched(gpu: &FakeGpu, arguments: &[&str]) -> String {
     place.text("out")
 }
 
-/// Lets a job go on to its end, which must be that of one that printed this.
+/// Lets a job run to its end and compares its output with this one.
 pub fn ends_as(place: &Place, run: &mut Run, untouched: &str) {
     place.go();
     assert_eq!(run.wait(), 0, "{}", place.text("err"));

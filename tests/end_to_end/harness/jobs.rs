@@ -1,10 +1,10 @@
-//! Python jobs of many tests.
+//! Python jobs shared by many tests.
 
 /// Options of a run that takes snapshots only when asked to.
 pub const ON_REQUEST: [&str; 2] = ["--interval", "never"];
 
-/// Counts to 40 into a log opened in mode `w` and onto stdout. Halfway it waits for a file `go`, so that it is not over
-/// before we are.
+/// Counts to 40 into a log opened in mode `w` and onto stdout. Halfway it waits for a file `go`, so that it does not
+/// end before the test's actions.
 pub const COUNT: &str = r#"
 import os, time
 log = open("log", "w")
@@ -16,7 +16,7 @@ for i in range(40):
         time.sleep(0.02)
 "#;
 
-/// Says `ready` and computes until there is a file `go`, then runs what follows.
+/// Prints `ready` and computes until there is a file `go`, then runs the following code.
 pub const UNTIL_GO: &str = r#"
 import os, signal, sys, time
 print("ready", flush=True)
@@ -24,7 +24,7 @@ while not os.path.exists("go"):
     time.sleep(0.02)
 "#;
 
-/// `0` to `count - 1`, one a line.
+/// Returns `0` to `count - 1`, one per line.
 pub fn lines(count: usize) -> String {
     (0..count).map(|i| format!("{i}\n")).collect()
 }

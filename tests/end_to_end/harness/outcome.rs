@@ -1,16 +1,16 @@
-//! Waits for conditions, exit codes and what commands have printed.
+//! Waits for conditions, exit codes and output of commands.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::{ExitStatus, Output};
 use std::time::{Duration, Instant};
 
-/// Longest wait for anything; a machine with two busy cores needs some of it.
+/// Time limit of any wait; a machine with two busy cores needs some of it.
 pub const LIMIT: Duration = Duration::from_secs(180);
 
-/// Time between two looks at a condition.
+/// Time between two checks of a condition.
 pub const POLL: Duration = Duration::from_millis(10);
 
-/// Looks at a condition until it holds; fails aloud after [`LIMIT`].
+/// Waits until a condition holds; fails with a message after [`LIMIT`].
 pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !holds() {

@@ -8,7 +8,7 @@ use tempfile::TempDir;
 
 use super::{Run, UNTIL_GO, program, stderr, wait_until};
 
-/// A folder with a store, and the runs in it.
+/// Folder with a store, and the runs in it.
 pub struct Place {
     folder: TempDir,
 }
@@ -32,7 +32,7 @@ impl Place {
         fs::read_to_string(self.file(name)).unwrap_or_default()
     }
 
-    /// `ckpt-run` with these arguments, in this folder, with a clean configuration.
+    /// Returns the command `ckpt-run` with these arguments, in this folder, with a clean configuration.
     pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(program());
         command
@@ -51,8 +51,8 @@ impl Place {
             .expect("ckpt-run starts")
     }
 
-    /// Starts a supervised job with stdout in `out` and the supervisor's messages in `err`; both are appended to.
-    /// Without a job, `options` are a verb that knows one.
+    /// Starts a supervised job with stdout appended to `out` and the supervisor's messages appended to `err`. Without a
+    /// job, `options` contain a verb that starts one.
     pub fn start(&self, options: &[&str], job: &[&str]) -> Run {
         self.start_with(options, job, |_| {})
     }
@@ -70,7 +70,7 @@ impl Place {
         self.spawn(command, change)
     }
 
-    /// Starts a command that is, or becomes, a supervisor; its streams go where those of `start` do.
+    /// Starts a command that is, or becomes, a supervisor; its streams are those of `start`.
     pub fn spawn(&self, mut command: Command, change: impl FnOnce(&mut Command)) -> Run {
         let append = |name| {
             File::options()
@@ -87,12 +87,12 @@ impl Place {
         Run::spawn(command, self.file("err"))
     }
 
-    /// A Python job: `script` is written to a file and run with `python3 -u`.
+    /// Starts a Python job: `script` is written to a file and run with `python3 -u`.
     pub fn start_python(&self, options: &[&str], script: &str) -> Run {
         self.start_python_with(options, script, |_| {})
     }
 
-    /// The same, with another environment.
+    /// Does the same with another environment.
     pub fn start_python_with(
         &self,
         options: &[&str],
@@ -103,21 +103,21 @@ impl Place {
         self.start_with(options, &["python3", "-u", "job.py"], change)
     }
 
-    /// A job that computes until there is a file `go`.
+    /// Starts a job that computes until there is a file `go`.
     pub fn start_ready(&self, options: &[&str]) -> Run {
         let run = self.start_python(options, UNTIL_GO);
         self.wait_for("out", "ready");
         run
     }
 
-    /// What a verb prints with `--json`.
+    /// Returns the output of a verb with `--json`.
     pub fn json(&self, arguments: &[&str]) -> serde_json::Value {
         let output = self.verb(&[arguments, &["--json"]].concat());
         serde_json::from_slice(&output.stdout)
             .unwrap_or_else(|error| panic!("{arguments:?}: {error}: {}", stderr(&output)))
     }
 
-    /// Asks for a snapshot; the image's id.
+    /// Requests a snapshot; returns the image's id.
     pub fn snapshot(&self) -> String {
         let output = self.verb(&["snapshot"]);
         assert!(
@@ -132,18 +132,18 @@ impl Place {
             .to_owned()
     }
 
-    /// Lets a job go on that waits for a file `go`.
+    /// Lets a job continue that waits for a file `go`.
     pub fn go(&self) {
         fs::write(self.file("go"), "").expect("written");
     }
 
-    /// `ckpt-run list --json`.
+    /// Returns the output of `ckpt-run list --json`.
     pub fn images(&self) -> Vec<serde_json::Value> {
         let output = self.verb(&["list", "--json"]);
         serde_json::from_slice(&output.stdout).unwrap_or_default()
     }
 
-    /// Waits until a file of the folder holds `text`.
+    /// Waits until a file of the folder contains `text`.
     pub fn wait_for(&self, name: &str, text: &str) {
         wait_until(
             &format!(
@@ -156,7 +156,7 @@ impl Place {
     }
 }
 
-/// A test that fails shows what CRIU said.
+/// Prints the end of CRIU's logs if the test fails.
 impl Drop for Place {
     fn drop(&mut self) {
         if !std::thread::panicking() {
@@ -175,5 +175,5 @@ impl Drop for Place {
     }
 }
 
-/// The end of a CRIU log that says why.
+/// Length of the end of a CRIU log, which contains the reason.
 const LOG_TAIL_BYTES: usize = 3000;

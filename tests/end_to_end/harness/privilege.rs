@@ -1,4 +1,4 @@
-//! Needs of tests. A test states them once, and the harness skips it where they are not met.
+//! Requirements of tests. A test declares them, and the harness skips it if they are not met.
 
 use std::process::Command;
 
@@ -7,12 +7,12 @@ use nix::unistd::geteuid;
 /// Privilege that a test needs.
 #[derive(Clone, Copy)]
 pub enum Privilege {
-    /// Root, which namespaces, mounts and CRIU need.
+    /// Root, for namespaces, mounts and CRIU.
     Root,
 }
 
 impl Privilege {
-    /// Tells whether the tests run with this privilege. If not, the test counts as skipped.
+    /// Returns true if the tests run with this privilege. If not, the test counts as skipped.
     pub fn is_granted(self) -> bool {
         let granted = match self {
             Self::Root => geteuid().is_root(),
@@ -41,7 +41,7 @@ pub fn skip(reason: &str) {
     eprintln!("SKIPPED: {reason}");
 }
 
-/// Tells whether a program is installed. If not, the test counts as skipped.
+/// Returns true if a program is installed. If not, the test counts as skipped.
 pub fn installed(program: &str) -> bool {
     let found = Command::new("sh")
         .args([

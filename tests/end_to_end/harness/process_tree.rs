@@ -1,4 +1,4 @@
-//! Processes below a supervisor, by `/proc`.
+//! Processes below a supervisor, from `/proc`.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -6,8 +6,9 @@ use std::path::Path;
 
 use super::wait_until;
 
-/// Host pid of the first process of a supervisor's job, below the root of its tree: of pid 1's children in the sandbox
-/// that with the lowest of the pids that are not left to CRIU. In a container the supervisor may be a pid 1, too.
+/// Returns the host pid of the job's first process. It is below the root of the job's tree, which is the child of the
+/// sandbox's pid 1 with the lowest pid, CRIU's processes not counted. In a container the supervisor may be a pid 1,
+/// too.
 pub fn job_of(supervisor: i32) -> i32 {
     let mut found = None;
     wait_until("the job's process", || {
@@ -27,7 +28,7 @@ pub fn job_of(supervisor: i32) -> i32 {
     found.expect("found above")
 }
 
-/// Waits until a descendant of a process is found for which `is_it` holds; its pid.
+/// Waits until `is_it` holds for a descendant of a process; returns its pid.
 pub fn wait_for_descendant(of: i32, what: &str, is_it: impl Fn(i32) -> bool) -> i32 {
     let mut found = None;
     wait_until(what, || {
@@ -37,7 +38,7 @@ pub fn wait_for_descendant(of: i32, what: &str, is_it: impl Fn(i32) -> bool) -> 
     found.expect("found above")
 }
 
-/// Waits until none of these processes is left.
+/// Waits until all of these processes have exited.
 pub fn wait_until_gone(pids: &[i32]) {
     wait_until(&format!("the end of {pids:?}"), || {
         pids.iter()
@@ -45,7 +46,7 @@ pub fn wait_until_gone(pids: &[i32]) {
     });
 }
 
-/// All descendants of a process, by /proc.
+/// Returns all descendants of a process.
 pub fn descendants(pid: i32) -> Vec<i32> {
     let mut found = vec![];
     let mut open = vec![pid];
@@ -60,7 +61,7 @@ pub fn descendants(pid: i32) -> Vec<i32> {
 fn children(pid: i32) -> Vec<i32> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task"));
     let lists = tasks.into_iter().flatten().flatten().map(|task| {
-        // A thread that has ended has none.
+        // A thread that has exited has no list.
         fs::read_to_string(task.path().join("children")).unwrap_or_default()
     });
     let words = lists.collect::<Vec<_>>().join(" ");
@@ -70,7 +71,7 @@ fn children(pid: i32) -> Vec<i32> {
         .collect()
 }
 
-/// The pid of a process inside its own PID namespace.
+/// Returns the pid of a process in its own PID namespace.
 pub fn inner_pid(pid: i32) -> Option<i32> {
     let mut status = String::new();
     File::open(format!("/proc/{pid}/status"))
@@ -80,13 +81,13 @@ pub fn inner_pid(pid: i32) -> Option<i32> {
     line.split_whitespace().last()?.parse().ok()
 }
 
-/// State letter of a process, as in `ps`; `None` when there is none.
+/// Returns the state letter of a process, as in `ps`; `None` if it does not exist.
 pub fn state(pid: i32) -> Option<char> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     stat.rsplit_once(") ")?.1.chars().next()
 }
 
-/// Whether a process is gone, or dead and not yet reaped by whoever adopted it.
+/// Returns true if a process does not exist, or is dead and not yet reaped.
 pub fn is_dead(pid: i32) -> bool {
     matches!(state(pid), None | Some('Z'))
 }

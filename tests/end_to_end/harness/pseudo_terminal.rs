@@ -1,4 +1,4 @@
-//! Pseudo-terminal with somebody at it: types, looks, changes the window.
+//! Pseudo-terminal with a simulated user: types, reads the screen, resizes the window.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
@@ -13,10 +13,10 @@ use rustix::termios::{Termios, Winsize, tcgetattr, tcsetwinsize};
 /// Terminal whose output is collected.
 pub struct PseudoTerminal {
     master: File,
-    /// What a command gets; kept, so that the terminal outlives it.
+    /// Slave end for commands; kept open, so that the terminal outlives them.
     slave: OwnedFd,
     shown: Arc<Mutex<Vec<u8>>>,
-    /// Its modes at first.
+    /// Initial modes of the terminal.
     before: Termios,
 }
 
@@ -65,7 +65,7 @@ impl PseudoTerminal {
         tcsetwinsize(&self.master, size).expect("a terminal");
     }
 
-    /// Another descriptor of what a command has as a stream.
+    /// Returns another descriptor of the slave end as a command's stream.
     pub fn stream(&self) -> Stdio {
         self.slave.try_clone().expect("a descriptor").into()
     }
@@ -74,7 +74,7 @@ impl PseudoTerminal {
         (&self.master).write_all(keys).expect("a terminal");
     }
 
-    /// All that was ever written.
+    /// Returns all bytes written so far.
     pub fn bytes(&self) -> Vec<u8> {
         self.shown.lock().unwrap().clone()
     }
@@ -83,7 +83,7 @@ impl PseudoTerminal {
         tcgetattr(&self.slave).expect("a terminal")
     }
 
-    /// Fails when the modes are not those that the terminal had at first.
+    /// Checks that the terminal has its initial modes again.
     #[track_caller]
     pub fn assert_modes_are_back(&self) {
         let (before, now) = (&self.before, self.modes());

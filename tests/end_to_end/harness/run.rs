@@ -1,4 +1,4 @@
-//! Supervisor that a test has started.
+//! Supervisor started by a test.
 
 use std::fs;
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use nix::unistd::Pid;
 use super::outcome::{LIMIT, POLL, code};
 use super::process_tree::{inner_pid, job_of, wait_until_gone};
 
-/// A supervisor that runs. Killed when dropped.
+/// Running supervisor, killed on drop.
 pub struct Run {
     child: Child,
     err: PathBuf,
@@ -34,25 +34,25 @@ impl Run {
         kill(Pid::from_raw(self.pid()), signal).expect("the supervisor runs");
     }
 
-    /// Host pid of the job's own first process.
+    /// Returns the host pid of the job's first process.
     pub fn job(&self) -> i32 {
         job_of(self.pid())
     }
 
-    /// How messages name the job's own first process: by its pid as the job sees it.
+    /// Returns the name of the job's first process in messages: by its pid in the job's namespace.
     pub fn job_named(&self) -> String {
         let inner = inner_pid(self.job()).expect("the job runs");
         format!("process {inner}")
     }
 
-    /// Kills the job's first process and waits until it is gone.
+    /// Kills the job's first process and waits until it has exited.
     pub fn crash(&self) {
         let job = self.job();
         kill(Pid::from_raw(job), Signal::SIGKILL).expect("the job runs");
         wait_until_gone(&[job]);
     }
 
-    /// Waits for the supervisor's end; its exit code, 128+n for a signal.
+    /// Waits for the supervisor's end; returns its exit code, 128+n for a signal.
     pub fn wait(&mut self) -> i32 {
         let begun = Instant::now();
         loop {

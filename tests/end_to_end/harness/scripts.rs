@@ -1,4 +1,4 @@
-//! Scripts that a test writes to have them executed.
+//! Scripts that a test writes and executes.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -6,8 +6,8 @@ use std::process::{Command, Stdio};
 
 use ckpt_run::criu::{Criu, Search};
 
-/// Writes an executable file by another process: of a file that this one has open to write, a child that another test
-/// starts has it open too until it executes its program, and meanwhile nobody can execute the file (`ETXTBSY`).
+/// Writes an executable file by another process. If this process had the file open for writing, a child that another
+/// test starts would inherit it until its exec, and meanwhile the file could not be executed (`ETXTBSY`).
 pub fn write_script(path: &Path, text: &str) {
     let mut install = Command::new("install")
         .args(["-m", "755", "/dev/stdin"])
@@ -21,12 +21,12 @@ pub fn write_script(path: &Path, text: &str) {
     assert!(install.wait().expect("a child").success());
 }
 
-/// The `ckpt-run` that is tested.
+/// Returns the tested `ckpt-run`.
 pub fn program() -> &'static str {
     env!("CARGO_BIN_EXE_ckpt-run")
 }
 
-/// Gives a command the changes of the environment that another one has.
+/// Copies the changes of the environment from one command to another.
 pub fn copy_environment(from: &Command, to: &mut Command) {
     for (name, value) in from.get_envs() {
         match value {
@@ -36,13 +36,13 @@ pub fn copy_environment(from: &Command, to: &mut Command) {
     }
 }
 
-/// The CRIU that `scripts/setup` has built in the checkout.
+/// Returns the prefix of the CRIU that `scripts/setup` has built in the checkout.
 pub fn criu_prefix() -> Option<PathBuf> {
     let prefix = Path::new(env!("CARGO_MANIFEST_DIR")).join(".criu");
     prefix.exists().then_some(prefix)
 }
 
-/// A program in CRIU's place: a shell script in which `CRIU` is the real one, and `HERE` the folder.
+/// Writes a substitute for CRIU: a shell script in which `CRIU` is the real one, and `HERE` the folder.
 pub fn criu_script(folder: &Path, script: &str) -> PathBuf {
     let found = Criu::find(&Search::new(criu_prefix())).expect("a CRIU");
     let quoted = |word: &Path| format!("'{}'", word.to_str().expect("text"));

@@ -1,4 +1,4 @@
-//! A run with an encrypted store: from the key's file to the restored job.
+//! Run with an encrypted store, from the key's file to the restored job.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +8,7 @@ use crate::harness::{Place, UNTIL_GO, apply, as_root, stderr, stdout};
 const FILE: &str = "CKPT_RUN_ENCRYPTION_KEY_FILE";
 const COMMAND: &str = "CKPT_RUN_ENCRYPTION_KEY_COMMAND";
 
-/// Whether a file in the folder or below it holds the text.
+/// Returns true if a file in or below the folder contains the text.
 fn holds(folder: &Path, text: &[u8]) -> bool {
     let mut entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap());
     entries.any(|entry| match entry.file_type().unwrap() {

@@ -1,4 +1,4 @@
-//! What images tell of jobs: compared with each other, and carried elsewhere as one file.
+//! Verbs on images: comparison, copies, and export as one file.
 
 use std::fs;
 use std::process::Stdio;
@@ -9,7 +9,7 @@ use nix::sys::signal::Signal;
 
 use crate::harness::{Place, Run, apply, as_root, code, stderr, stdout};
 
-/// Takes memory, opens a file and starts a child once there is a file `grow`; ends with `go`.
+/// Allocates memory, opens a file and starts a child once there is a file `grow`; ends with `go`.
 const GROWS: &str = r#"
 import os, subprocess, sys, time
 print("ready", flush=True)
@@ -121,7 +121,7 @@ fn exported_image_is_restored_on_another_machine() {
     fs::rename(place.file(".ckpt-run"), place.file("gone")).unwrap();
     let mut restored = other.start(&["restore"], &[]);
     other.wait_for("err", "restored");
-    // Somebody asked for it: no restart is used up.
+    // The user requested the restore, so no restart is counted.
     let status = other.json(&["status"]);
     assert_eq!(
         (&status["restarts_used"], &status["restarts_left"]),
@@ -129,13 +129,13 @@ fn exported_image_is_restored_on_another_machine() {
     );
     place.go();
     assert_eq!(restored.wait(), 0, "{}", other.text("err"));
-    // Its run is that of the store from now on.
+    // The store has that run from now on.
     let same = other.start(&[], &["python3", "-u", "job.py"]).wait();
     assert_eq!(same, 0, "{}", other.text("err"));
     assert!(other.text("err").contains("finished already"));
 }
 
-/// Restores an image in a folder with newer files, of which its store does not know who wrote them.
+/// Restores an image in a folder with newer files whose writers are unknown to the store.
 fn start_anyway(place: &Place, options: &[&str]) -> Run {
     place.start_with(options, &[], |command| {
         command.env("CKPT_RUN_FILES_ON_LOST", "warn");
@@ -152,12 +152,12 @@ fn copied_image_is_restored_without_the_first_store() {
     run.signal(Signal::SIGKILL);
     run.wait();
     fs::remove_dir_all(place.file(".ckpt-run")).unwrap();
-    // What goes with the image goes with a copy of the copy, too.
+    // A copy of the copy contains the accompanying files, too.
     let again = place.verb(&["copy", "1", "--store", "copy", "--to", "second"]);
     assert_eq!(code(again.status), 0, "{}", stderr(&again));
     fs::remove_dir_all(place.file("copy")).unwrap();
 
-    // A line of the store's own finds no run there, and says how to go on.
+    // Without a run in the store, the same command line explains how to continue.
     let other = place.verb(&["--store", "second", "--", "true"]);
     let said = stderr(&other);
     assert_eq!(code(other.status), 0, "{said}");
@@ -171,7 +171,7 @@ fn copied_image_is_restored_without_the_first_store() {
     assert_eq!(restored.wait(), 0, "{}", place.text("err"));
 }
 
-/// Says its name and computes until there is a file of that name.
+/// Prints its name and computes until there is a file of that name.
 const NAMED: &str = r#"
 import os, sys, time
 print("ready", sys.argv[1], flush=True)
@@ -228,7 +228,7 @@ fn image_of_another_run_is_restored_when_named() {
         "{}",
         place.text("err")
     );
-    // Its run is that of the store; what was there comes back in the same way.
+    // The store has that run now; the earlier run is restored in the same way.
     let line = ["--store", "other", "--", "python3", "-u", "job.py", "first"];
     assert!(verb(&line).contains("finished already"));
     restore("000001", "second");

@@ -1,4 +1,4 @@
-//! Which images stay: pins while a job runs, the verbs that remove, what lies about in a store.
+//! Retention of images: pins while a job runs, verbs that remove images, and other files in a store.
 
 use std::fs;
 
@@ -13,14 +13,14 @@ fn ids(place: &Place) -> Vec<String> {
     place.images().iter().map(id).collect()
 }
 
-/// Runs a verb that succeeds; what it prints with `--json`.
+/// Runs a verb that succeeds; returns its output with `--json`.
 fn json(place: &Place, arguments: &[&str]) -> Value {
     let output = place.verb(&[arguments, &["--json"]].concat());
     assert_eq!(code(output.status), 0, "{arguments:?}: {}", stderr(&output));
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// Runs a verb that fails; what it says.
+/// Runs a verb that fails; returns its message.
 fn refusal(place: &Place, arguments: &[&str]) -> String {
     let output = place.verb(arguments);
     assert_eq!(code(output.status), 125, "{arguments:?}");
@@ -49,7 +49,7 @@ fn an_image_pinned_while_the_job_runs_outlives_the_rotations() {
     assert_eq!(json(&place, &["show", "1"])["note"], "before the change");
     assert!(stdout(&place.verb(&["show", "1"])).contains("pinned     before the change"));
 
-    // What only looks hinders nobody.
+    // A dry run blocks no other process.
     let looked = place.verb(&["prune", "--dry-run", "--json"]);
     let found: Value = serde_json::from_slice(&looked.stdout).unwrap();
     assert_eq!(
@@ -164,7 +164,7 @@ fn unmapped_copies_of_the_program_are_removed_at_a_start() {
     let mapped = fs::read_dir(&bin).unwrap().next().unwrap().unwrap().path();
     let old = bin.join("ckpt-run-0123456789abcdef");
     fs::write(&old, "#!").unwrap();
-    // Another build of ckpt-run goes on: the copy that the image maps is not its own.
+    // Another build of ckpt-run continues: the copy that the image maps is not its own.
     let upgraded = place.file("ckpt-run-upgraded");
     fs::copy(program(), &upgraded).unwrap();
     let mut file = fs::File::options().append(true).open(&upgraded).unwrap();
@@ -178,7 +178,7 @@ fn unmapped_copies_of_the_program_are_removed_at_a_start() {
         .env("XDG_CONFIG_HOME", place.path())
         .env_remove("CKPT_RUN_STORE")
         .stdin(std::process::Stdio::null());
-    // Where the program that was built looks, too.
+    // The built program searches there, too.
     if let Some(criu) = criu_prefix() {
         command.env("CKPT_RUN_CRIU", criu);
     }

@@ -1,4 +1,4 @@
-//! Images and the store: when images are taken, which are kept, the verbs that list, check, repair and copy them.
+//! Images and the store: schedule, retention, and the verbs that list, check, repair and copy images.
 
 mod encryption;
 mod image_verbs;

@@ -1,4 +1,4 @@
-//! Snapshots by the clock, and how many of them stay.
+//! Scheduled snapshots and their retention.
 
 use crate::harness::{Place, UNTIL_GO, apply, as_root, stderr, wait_until};
 
@@ -33,7 +33,7 @@ fn a_cron_expression_takes_snapshots() {
 #[apply(as_root)]
 fn automatic_interval_follows_the_cost_of_snapshots() {
     let place = Place::new();
-    // An assumed failure every minute and freezes of some hundredths of a second: intervals of seconds.
+    // With an assumed failure per minute and freezes of some hundredths of a second, the intervals are seconds.
     let options = ["--interval", "auto", "--keep-last", "9"];
     let mut run = place.start_python_with(&options, UNTIL_GO, |command| {
         command.env("CKPT_RUN_SNAPSHOT_MTBF", "1m");
@@ -57,7 +57,7 @@ fn automatic_interval_follows_the_cost_of_snapshots() {
             .iter()
             .any(|image| image["trigger"] == "schedule")
     });
-    // An image is seen a moment before the run has learned from it.
+    // The image is visible a moment before the run has updated its plan.
     let plan = || -> serde_json::Value {
         let plan = place.verb(&["plan", "--json", "--mtbf", "1m"]);
         serde_json::from_slice(&plan.stdout).unwrap()
@@ -67,11 +67,11 @@ fn automatic_interval_follows_the_cost_of_snapshots() {
     });
     let plan = plan();
     assert_eq!(plan["cost_is_measured"], true, "{plan}");
-    // The 2 s that were assumed gave 40 s, by snapshot.max_overhead; on a busy machine a freeze may take more than one.
+    // The assumed 2 s gave 40 s, by snapshot.max_overhead; on a busy machine a freeze may take longer than one second.
     let seconds = |name: &str| plan[name].as_f64().unwrap();
     let most = seconds("cost_seconds") / 0.05 + 0.1;
     assert!(seconds("interval_seconds") < most.max(20.0), "{plan}");
-    // A crash makes failures more frequent, also for the next supervisor.
+    // A crash raises the assumed rate of failures, also for the next supervisor.
     run.crash();
     place.wait_for("err", "ckpt-run: restored");
     place.go();
@@ -133,7 +133,7 @@ fn too_costly_fixed_interval_is_kept_with_one_warning() {
 fn chance_delays_a_scheduled_snapshot() {
     let place = Place::new();
     let mut run = place.start_ready(&["--interval", "1", "--jitter", "1h"]);
-    // Of an hour, what chance leaves under a minute is one in sixty.
+    // A random delay within an hour is below a minute once in sixty times.
     wait_until("a long delay", || {
         place.snapshot();
         let status = place.verb(&["status", "--json"]);

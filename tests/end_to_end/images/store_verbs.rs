@@ -1,4 +1,4 @@
-//! The verbs that check, repair and copy images, on stores written through the library.
+//! Verbs that check, repair and copy images, on stores written through the library.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -15,7 +15,7 @@ const OPTIONS: WriteOptions = WriteOptions {
     level: 1,
 };
 
-/// One chunk that does not compress.
+/// Returns a chunk that does not compress.
 fn noise(seed: u32) -> Vec<u8> {
     let mut state = seed.wrapping_mul(2_654_435_761) | 1;
     let mut next = || {
@@ -41,7 +41,7 @@ fn write(store: &Store, lock: &StoreLock, streams: &[(&str, &[u8])]) -> Manifest
     writer.commit(b"{}").unwrap()
 }
 
-/// A store of three images in `.ckpt-run`: the second shares with the first.
+/// Creates a store of three images in `.ckpt-run`; the second shares chunks with the first.
 fn three_images(place: &Place) -> (Store, [Manifest; 3]) {
     let store = store(place, ".ckpt-run");
     let lock = store.lock().unwrap();
@@ -66,7 +66,7 @@ fn flip(path: &PathBuf, at: u64) {
     file.write_all_at(&[byte[0] ^ 1], at).unwrap();
 }
 
-/// Runs a verb that must end with `expected`; what it printed.
+/// Runs a verb that must exit with `expected`; returns its output.
 fn run(place: &Place, expected: i32, arguments: &[&str]) -> String {
     let output = place.verb(arguments);
     assert_eq!(code(output.status), expected, "{}", stderr(&output));
@@ -78,7 +78,7 @@ fn json(place: &Place, expected: i32, arguments: &[&str]) -> Value {
     serde_json::from_str(&text).unwrap()
 }
 
-/// Runs a verb that must fail; what it said.
+/// Runs a verb that must fail; returns its message.
 fn refused(place: &Place, arguments: &[&str]) -> String {
     let output = place.verb(arguments);
     assert_eq!(code(output.status), 125, "{}", stdout(&output));
@@ -243,7 +243,7 @@ fn repair_says_who_holds_the_store() {
 fn copy_makes_the_same_image_in_another_store() {
     let place = Place::new();
     let (source, images) = three_images(&place);
-    // A supervisor may write there meanwhile.
+    // A supervisor may write there at the same time.
     let _lock = source.lock().unwrap();
     assert_eq!(
         run(&place, 0, &["copy", "2", "--to", "far/away"]),

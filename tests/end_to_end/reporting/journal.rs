@@ -1,4 +1,4 @@
-//! The event log, and what is said of a run at its end.
+//! Event log, and the summary at a run's end.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -26,7 +26,7 @@ fn one(place: &Place, name: &str) -> Value {
     found.unwrap_or_else(|| panic!("no {name} in {:?}", names(place)))
 }
 
-/// What was said at the end of the last run.
+/// Returns the summary at the end of the last run.
 fn said(place: &Place) -> String {
     let err = place.text("err");
     let last = err.lines().rfind(|line| line.starts_with("ckpt-run: ran "));
@@ -182,7 +182,7 @@ fn pauses_and_failures_are_written_down() {
     );
 }
 
-/// Fills memory, and writes down when it computes.
+/// Fills memory, and records the times at which it computes.
 const STEPS: &str = r#"
 import os, time
 ballast = os.urandom(256 << 20)
@@ -195,7 +195,7 @@ while not os.path.exists("go"):
 
 #[apply(as_root)]
 fn a_restore_is_told_of_at_the_moment_the_job_computes_again() {
-    /// Clocks are read one after the other.
+    /// Tolerance for clocks that are read one after the other.
     const SLACK_SECONDS: f64 = 0.1;
     let place = Place::new();
     let mut run = place.start_python(&ON_REQUEST, STEPS);
@@ -219,9 +219,9 @@ fn a_restore_is_told_of_at_the_moment_the_job_computes_again() {
     let (crashed, told) = (time(&crashed), time(&restored));
     let took = restored["seconds"].as_f64().unwrap();
     assert!(took > 0.0);
-    // The pause before it, of a second, is not a part of it.
+    // The preceding pause of a second is not included.
     assert!(told > crashed + 1.0 + took - SLACK_SECONDS, "{told}");
-    // It computed before that was told of, or soon after, and not before the restore began.
+    // The job computed before this was reported, or soon after, and not before the restore began.
     assert!(first > told - took - SLACK_SECONDS, "{first} {told}");
     assert!(first < told + 10.0, "{first} {told}");
 }

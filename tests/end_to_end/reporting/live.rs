@@ -1,10 +1,10 @@
-//! The live view in a real pseudo-terminal: `status -w` draws the run, quits, and leaves the terminal as it was.
+//! Live view in a real pseudo-terminal: `status -w` draws the run, quits, and restores the terminal.
 
 use std::process::Child;
 
 use crate::harness::{Place, PseudoTerminal, apply, as_root, code, wait_until};
 
-/// A viewer in a terminal of its own.
+/// Viewer in its own terminal.
 struct Viewer {
     child: Child,
     terminal: PseudoTerminal,
@@ -39,7 +39,7 @@ impl Viewer {
         self.terminal.types(key);
     }
 
-    /// Waits for its end, and that the terminal is as it was.
+    /// Waits for the viewer's end, and checks that the terminal is restored.
     fn end(mut self) -> i32 {
         let mut status = None;
         wait_until("the viewer's end", || {

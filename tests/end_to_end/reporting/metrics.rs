@@ -1,4 +1,4 @@
-//! Figures for Prometheus: the file of a textfile collector, and the endpoint.
+//! Metrics for Prometheus: the file of a textfile collector, and the endpoint.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -6,7 +6,7 @@ use std::net::{Shutdown, TcpStream};
 
 use crate::harness::{Place, UNTIL_GO, apply, as_root, code, stderr, wait_until};
 
-/// The value of a figure in a text; its label besides the store may be given.
+/// Returns the value of a metric in a text; a label besides the store may be given.
 fn figure(text: &str, name: &str, label: &str) -> Option<f64> {
     let line = text
         .lines()
@@ -14,7 +14,7 @@ fn figure(text: &str, name: &str, label: &str) -> Option<f64> {
     line.rsplit(' ').next()?.parse().ok()
 }
 
-/// Where the endpoint said it is.
+/// Returns the reported address of the endpoint.
 fn address(place: &Place) -> String {
     place.wait_for("err", "/metrics");
     let err = place.text("err");
@@ -22,10 +22,10 @@ fn address(place: &Place) -> String {
     rest.split('/').next().unwrap().to_owned()
 }
 
-/// Says something to the endpoint; what it answers.
+/// Sends a request to the endpoint; returns its reply.
 fn ask(address: &str, request: &[u8]) -> String {
     let mut connection = TcpStream::connect(address).unwrap();
-    // One that has heard enough may close already.
+    // The endpoint may have closed the connection already.
     let _ = connection.write_all(request);
     let _ = connection.shutdown(Shutdown::Write);
     let mut answer = Vec::new();
@@ -117,7 +117,7 @@ fn the_endpoint_answers_scrapers_and_shrugs_off_the_rest() {
         let said = ask(&address, &request);
         assert!(said.starts_with(answer), "{said}");
     }
-    // Longer than any request; the answer may be lost with what was not read.
+    // Longer than any request; the reply may be lost with the unread data.
     let said = ask(&address, &vec![b'x'; 1 << 20]);
     assert!(
         said.is_empty() || said.starts_with("HTTP/1.1 400"),
@@ -128,7 +128,7 @@ fn the_endpoint_answers_scrapers_and_shrugs_off_the_rest() {
         b"GET /metrics HTTP/1.1\r\nHost: evil.example\r\n\r\n",
     );
     assert!(said.starts_with("HTTP/1.1 403"), "{said}");
-    // Those that say nothing keep nobody else out: one more ends the oldest, not all of them by their time limit.
+    // Silent connections exclude no other: one more closes the oldest, and the time limit closes all.
     let silent: Vec<TcpStream> = (0..40)
         .map(|_| TcpStream::connect(&address).unwrap())
         .collect();
@@ -142,7 +142,7 @@ fn the_endpoint_answers_scrapers_and_shrugs_off_the_rest() {
     assert!(ended[0] && !ended[39], "{ended:?}");
     drop(silent);
 
-    // A second run cannot have the same address, and runs all the same.
+    // A second run cannot use the same address, and runs nevertheless.
     let other = Place::new();
     fs::write(
         other.file("ckpt-run.toml"),

@@ -1,4 +1,4 @@
-//! Reports on a run: the journal, `status`, the live view, metrics and the HTML report.
+//! Reports about a run: the journal, `status`, the live view, metrics and the HTML report.
 
 mod journal;
 mod live;

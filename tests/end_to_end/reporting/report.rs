@@ -1,4 +1,4 @@
-//! `ckpt-run report`: a page that a browser shows without a complaint, whatever the job is called.
+//! Test of `ckpt-run report`: a browser renders the page without errors, whatever the job's name is.
 
 use std::fs;
 use std::path::PathBuf;
@@ -8,11 +8,11 @@ use serde_json::Value;
 
 use crate::harness::{ON_REQUEST, Place, UNTIL_GO, apply, as_root, code, skip, stderr, stdout};
 
-/// A word of a command line that would be a script, if somebody let it.
+/// Command-line argument that would be a script if it were not escaped.
 const HOSTILE: &str =
     r#"</title><script>document.title="owned"</script><img src=x onerror=alert(1)>"#;
 
-/// A run with two snapshots, a crash, a pause and a snapshot that fails.
+/// Creates a run with two snapshots, a crash, a pause and a failed snapshot.
 fn eventful(place: &Place) {
     fs::write(place.file("job.py"), UNTIL_GO).unwrap();
     fs::write(
@@ -85,7 +85,7 @@ fn browser_renders_the_report_on_small_and_large_screens() {
     );
     assert!(!said.contains("CONSOLE"), "{said}");
 
-    // In frames of both widths; what is in them is measured from outside.
+    // Rendered in frames of both widths, whose content is measured from outside.
     let text = page.replace('&', "&amp;").replace('"', "&quot;");
     let frames = [360, 1400]
         .map(|width| format!("<iframe width={width} height=900 srcdoc=\"{text}\"></iframe>"));

@@ -1,4 +1,4 @@
-//! `status`: what the supervisor tells of a run, and what its store remembers.
+//! Status of a run from its supervisor, and from its store without one.
 
 use std::fs;
 use std::process::Stdio;
@@ -58,7 +58,7 @@ fn status_shows_snapshots_schedule_and_work_at_risk() {
     assert!(risk < uptime - 0.5, "{risk} {uptime}");
 
     let text = stdout(&place.verb(&["status"]));
-    // The state began anew when the snapshot ended; the run did not.
+    // The state was renewed at the end of the snapshot; the run was not.
     assert!(after["since_seconds"].as_f64().unwrap() < uptime - 0.5);
     assert_eq!(after["restored_seconds"], Value::Null);
     assert!(text.starts_with("running, up "), "{text}");
@@ -147,7 +147,7 @@ fn without_a_supervisor_the_store_tells_how_the_run_ended() {
     let (next, _) = status(&place);
     let [run_seconds, uptime] = [&next["summary"]["run_seconds"], &next["uptime_seconds"]];
     let before = saved["summary"]["run_seconds"].as_f64().unwrap();
-    // The run is as old as both of its supervisors.
+    // The run's time includes both of its supervisors.
     assert!(run_seconds.as_f64().unwrap() > uptime.as_f64().unwrap() + before - 0.01);
     assert_eq!(next["restored_image"], "000001");
     again.signal(Signal::SIGKILL);
@@ -238,6 +238,6 @@ fn run_interrupted_before_its_first_image_is_not_saved() {
         head.contains("there is no image: the same line begins anew"),
         "{text}"
     );
-    // On one line, whatever its words hold.
+    // The command line is on one line, whatever its arguments contain.
     assert!(head.ends_with(": sh -c echo ready sleep 1000"), "{text}");
 }

@@ -1,4 +1,4 @@
-//! Threads that stand still within the driver or with a lock that it needs, and agents that hang there.
+//! Threads that are halted within the driver or hold a lock that it needs, and agents that hang there.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,8 +10,8 @@ use nix::unistd::Pid;
 use super::scene::{JOB, Scene, gpu, uninterrupted};
 use crate::harness::{apply, as_root, wait_until};
 
-/// [`JOB`] with a thread that holds the driver's lock at step 20, where a lock of CUDA's does not see it, and with these
-/// options.
+/// Starts [`JOB`] with these options and a thread that holds the driver's lock at step 20, where CUDA's lock does not
+/// detect it.
 fn holding(options: &[&str]) -> Scene {
     let job = [&["--hold-at", "20:go"], &JOB[2..], options].concat();
     let scene = Scene::with(gpu(), "auto", &job, &[]);
@@ -42,9 +42,9 @@ fn thread_holding_the_drivers_lock_briefly_is_awaited() {
     assert_eq!(scene.place.text("out"), uninterrupted());
 }
 
-/// [`JOB`] with threads that have the lock of the only heap nearly all the time, wherever they are stopped.
+/// Starts [`JOB`] with threads that nearly always hold the lock of the only heap, wherever they are halted.
 fn allocating(memory: &str) {
-    /// Two at once leave no processor to a thread that makes way.
+    /// Two at once would leave no processor to the thread that must run.
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let job = [&["--allocators", "3"], &JOB[..]].concat();
@@ -67,8 +67,8 @@ fn constantly_allocating_threads_do_not_block_the_driver() {
     allocating("driver");
 }
 
-/// A snapshot, not the first, whose suspend takes until `condition` and fails then, as a driver's does whose process is
-/// dead; the job is restored.
+/// Takes a snapshot, not the first, whose suspend lasts until `condition` and then fails as with a dead process; the
+/// job is restored.
 fn dies_in_the_suspend(scene: &Scene, condition: impl Fn() -> bool) {
     scene.place.snapshot();
     let call = "cuCheckpointProcessCheckpoint";
@@ -110,7 +110,7 @@ fn a_job_that_is_killed_in_the_suspend_is_no_failed_snapshot() {
     scene.ends_as_ever();
 }
 
-/// The folder of its agent's thread in `/proc`.
+/// Returns the folder of the agent's thread in `/proc`.
 fn agent(scene: &Scene) -> PathBuf {
     let tasks = fs::read_dir(format!("/proc/{}/task", scene.run.job())).expect("its threads");
     let mut tasks = tasks.flatten().map(|task| task.path());
@@ -120,7 +120,7 @@ fn agent(scene: &Scene) -> PathBuf {
         .expect("an agent")
 }
 
-/// Whether the agent was asked to try the driver and has no answer.
+/// Returns true if the agent was asked to test the driver and has not replied.
 fn hangs(agent: &Path) -> bool {
     let waits = format!("{} ", nix::libc::SYS_futex);
     fs::read_to_string(agent.join("syscall")).is_ok_and(|call| call.starts_with(&waits))
@@ -136,7 +136,7 @@ fn an_agent_that_hangs_before_it_let_go_is_given_up() {
     );
     scene.refused();
     fs::write(path, "").expect("written");
-    // What it does now changes nothing.
+    // Its present actions change nothing.
     scene.mend();
     wait_until("the agent", || {
         scene.place.verb(&["snapshot"]).status.success()

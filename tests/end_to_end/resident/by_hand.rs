@@ -1,11 +1,11 @@
-//! `ckpt-run cuda` with processes that have an agent.
+//! Use of `ckpt-run cuda` on processes that have an agent.
 
 use std::process::Output;
 
 use super::scene::Scene;
 use crate::harness::{apply, as_root, stderr, stdout};
 
-/// A verb that talks to the driver itself, for the job's process.
+/// Runs a verb that calls the driver itself, for the job's process.
 fn cuda(scene: &Scene, verb: &str) -> Output {
     let pid = scene.run.job().to_string();
     let command = scene.place.command(&["cuda", verb, "--pid", &pid]);
@@ -13,7 +13,7 @@ fn cuda(scene: &Scene, verb: &str) -> Output {
     wrapped.output().expect("ckpt-run starts")
 }
 
-/// What it prints.
+/// Returns the printed state.
 fn state(scene: &Scene, verb: &str) -> String {
     let output = cuda(scene, verb);
     let errors = stderr(&output);

@@ -1,4 +1,4 @@
-//! A copier that fails, is killed, or cannot start.
+//! Copier that fails, is killed, or cannot start.
 
 use std::fs;
 
@@ -8,7 +8,7 @@ use nix::unistd::Pid;
 use super::scene::Scene;
 use crate::harness::{apply, as_root, descendants, wait_until, wait_until_gone};
 
-/// The copier of the snapshot that is under way.
+/// Returns the copier of the snapshot in progress.
 fn copier(scene: &Scene) -> Option<i32> {
     descendants(scene.run.pid()).into_iter().find(|pid| {
         let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
@@ -36,7 +36,7 @@ fn driver_suspends_memory_if_the_copier_cannot_start() {
     }
     scene.resident_snapshot();
     for call in calls {
-        // The copier that was ready for it, and the one that took its place.
+        // The prepared copier, and its replacement.
         scene.fail_next("caller-fail", call, 2);
         let error = scene.refused();
         assert!(error.contains("copy GPU memory"), "{call}: {error}");
@@ -76,7 +76,7 @@ fn a_copier_that_fails_costs_a_snapshot_at_most() {
         ("cuMemSetAccess", true),
         ("cuMemcpyDtoDAsync_v2", true),
         ("cuMemcpyDtoHAsync_v2", true),
-        // Without memory for a shadow it goes straight into the image.
+        // Without memory for a shadow the data go directly into the image.
         ("cuMemAlloc_v2", false),
     ] {
         scene.fail_next("caller-fail", call, 1);
@@ -99,12 +99,12 @@ fn a_copier_that_fails_costs_a_snapshot_at_most() {
 #[apply(as_root)]
 fn a_restore_whose_copier_fails_is_made_from_the_image_before() {
     for (call, times, failed) in [
-        // The first failure is of what is filled while the job ends.
+        // The first failure hits the memory that is filled while the job exits.
         ("cuMemCreate", 1, 0),
         ("cuMemCreate", 2, 1),
         ("cuMemExportToShareableHandle", 2, 1),
         ("cuMemcpyHtoDAsync_v2", 1, 0),
-        // As long as another copier can be started, the restore goes on.
+        // As long as another copier can be started, the restore continues.
         ("cuDevicePrimaryCtxRetain", 2, 0),
         ("cuDevicePrimaryCtxRetain", 3, 1),
     ] {
@@ -122,7 +122,7 @@ fn a_restore_whose_copier_fails_is_made_from_the_image_before() {
 
 #[apply(as_root)]
 fn a_copier_that_is_killed_in_the_midst_costs_a_snapshot() {
-    // While the job stands still, and while it computes.
+    // During the freeze, and while the job computes.
     for call in [
         "cuMemImportFromShareableHandle",
         "cuMemcpyDtoDAsync_v2",
@@ -136,7 +136,7 @@ fn a_copier_that_is_killed_in_the_midst_costs_a_snapshot() {
         let error = std::thread::scope(|scope| {
             let refused = scope.spawn(|| scene.refused());
             wait_until("the copier", || copier(&scene).is_some());
-            // It hangs for good, so that any moment is in the midst of it.
+            // It hangs for good, so any moment is in the middle of the call.
             wait_until("the copier to hang", || scene.hangs(call));
             let pid = Pid::from_raw(copier(&scene).expect("it hangs"));
             kill(pid, Signal::SIGKILL).expect("killed");

@@ -1,9 +1,9 @@
-//! Every call to the driver that can fail, failed: in the agent, in the supervisor, in the copier.
+//! Failure of every driver call that can fail: in the agent, in the supervisor, in the copier.
 
 use super::scene::{JOB, Scene, gpu};
 use crate::harness::{apply, as_root, stderr};
 
-/// What the agent's answer to a failed call of the driver becomes.
+/// Message that results from an agent's reply about a failed driver call.
 const ANSWERED: &str = "the driver returned 999 to its agent";
 
 #[apply(as_root)]
@@ -27,7 +27,7 @@ fn driver_suspends_memory_that_agents_cannot() {
     scene.ends_as_ever();
 }
 
-/// What a process answers whose driver has ended, as it does before the process does.
+/// Result in a process whose driver has shut down, as it does before the process exits.
 const DEINITIALIZED: i32 = 4;
 
 #[apply(as_root)]
@@ -73,7 +73,7 @@ fn job_is_restored_if_memory_cannot_be_mapped_again() {
     let scene = Scene::at_rest("resident");
     scene.resident_snapshot();
     for call in ["cuMemImportFromShareableHandle", "cuMemSetAccess"] {
-        // As often as it is tried.
+        // Once for each attempt.
         scene.fail_next("fail", call, 3);
         let error = {
             let output = scene.place.verb(&["snapshot"]);
@@ -101,20 +101,20 @@ fn a_second_lock_that_fails_gives_the_memory_back() {
     scene.ends_as_ever();
 }
 
-/// As a thread that was halted in a place that the driver waits for.
+/// Simulates a thread that was halted at a point that the driver waits for.
 #[apply(as_root)]
 fn a_second_lock_that_waits_in_vain_has_the_job_stopped_anew() {
     let patient = [("CKPT_RUN_SNAPSHOT_LOCK_TIMEOUT", "60s")];
     let scene = Scene::with(gpu(), "resident", &JOB, &patient);
     scene.rests();
-    // More than there are attempts before it is given up (14), so that the third lock begins with some.
+    // More than the attempts before giving up (14), so that the third lock begins with some.
     let in_vain: Vec<_> = (2..40)
         .map(|nth| format!("cuCheckpointProcessLock:{nth}:600"))
         .collect();
     scene.rule("caller-fail", &in_vain.join(","));
     scene.resident_snapshot();
     let said = scene.said();
-    // A phase for each time that it was stopped.
+    // A phase for each time that the job was stopped.
     let phases = (0..=9).map(|digit| said.matches(&format!(" lock {digit}")).count());
     assert!(phases.sum::<usize>() >= 2, "{said}");
     scene.run.crash();

@@ -1,5 +1,5 @@
 //! Device memory that stays on the GPU while the job is suspended, on the fake GPU (`tests/fake-cuda`) with the real
-//! program and the real CRIU. Whatever happens, the job ends as one that nobody touched.
+//! program and the real CRIU. In every test the job's result equals that of an undisturbed run.
 
 mod busy;
 mod by_hand;

@@ -12,7 +12,7 @@ use crate::harness::{Place, Run, apply, as_root, stderr, wait_until};
 
 const WAIT: [&str; 2] = ["--wait-at", "20:go"];
 
-/// A run of the pair.
+/// Run of the pair.
 struct Pair {
     place: Place,
     gpu: FakeGpu,
@@ -47,7 +47,7 @@ impl Pair {
         });
     }
 
-    /// With the words of one that nobody touched.
+    /// Lets it end, and compares its output with that of an undisturbed run.
     fn ends_as_ever(mut self) {
         self.place.go();
         assert_eq!(self.run.wait(), 0, "{}", self.said());
@@ -82,7 +82,7 @@ fn shared_memory_survives_snapshots_and_crashes() {
     pair.place.wait_for("out", "\n20 ");
     pair.place.snapshot();
     pair.crash(2);
-    // Less what copiers have for a moment.
+    // Copiers use some memory for a moment.
     wait_until("nothing twice", || pair.used() == used);
     assert_eq!(
         pair.said().matches(" release ").count(),
@@ -97,7 +97,7 @@ fn shared_memory_survives_snapshots_and_crashes() {
 fn sharing_begun_during_preparation_repeats_it() {
     let pair = Pair::start(&[&WAIT[..], &["--begin-at", "begin"]].concat());
     wait_until("two contexts", || pair.used().iter().all(|used| *used > 0));
-    // The processes have nothing on the GPUs that an agent holds, and are about to be locked.
+    // The processes have no agent memory on the GPUs yet, and are about to be locked.
     let file = |name: &str| pair.gpu.folder().join(name);
     let (call, mended) = ("cuCheckpointProcessLock", file("mended"));
     let rule = format!("{call}:0:{}", mended.display());
@@ -153,7 +153,7 @@ fn shared_memory_does_not_move_to_other_gpus() {
     assert_eq!(pair.run.wait(), 125, "{}", pair.said());
     let said = pair.said();
     assert!(said.contains("on the same GPUs only"), "{said}");
-    // The image is what it was: it comes back where the memory was.
+    // The image is unchanged: it can be restored where the memory was.
     let words = ["restore", "--config", "config", &id];
     let command = pair.gpu.wrap(&pair.place.command(&words));
     pair.run = pair.place.spawn(command, |_| {});
@@ -191,7 +191,7 @@ fn two_nccl_runs_on_the_same_gpus_are_refused() {
     assert_eq!(places[1].text("out"), places[0].text("out"));
 }
 
-/// A library with NCCL's name, and nothing in it.
+/// Creates an empty library with NCCL's name.
 fn nccl(place: &Place) -> PathBuf {
     let path = place.file("libnccl.so.2");
     let empty = ["-shared", "-x", "c", "/dev/null", "-o"];

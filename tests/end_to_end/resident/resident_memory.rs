@@ -1,4 +1,4 @@
-//! Memory that stays on the GPU: in the image, back after a restore, and what is there of room for it.
+//! Memory that stays on the GPU: its place in the image, its restore, and the effects of free memory.
 
 use super::scene::{JOB, Scene, gpu};
 use crate::harness::fake_gpu::{FakeGpu, UUIDS};
@@ -18,7 +18,7 @@ fn memory_that_stays_on_the_gpu_is_in_the_image_and_comes_back() {
 #[apply(as_root)]
 fn memory_is_filled_before_the_restore_of_a_killed_job() {
     for mib in [3072, 9] {
-        // By the end of the backoff it is there, and the restore finds little room beside it.
+        // At the end of the backoff it is filled, and the restore finds little free memory.
         let settings = [
             ("CKPT_RUN_LOG_LEVEL", "debug"),
             ("CKPT_RUN_RESTART_BACKOFF", "1s"),

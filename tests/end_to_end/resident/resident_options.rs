@@ -1,5 +1,5 @@
-//! What the user chose: no agent at all, a library of the job's own beside it, a folder whose name no agent's path can
-//! have, another user for the job.
+//! Options: no agent, a preloaded library of the job's own, a folder whose path cannot be preloaded from, another user
+//! for the job.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -12,7 +12,7 @@ fn environment(scene: &Scene) -> String {
     String::from_utf8_lossy(&bytes).replace('\0', "\n")
 }
 
-/// The abstract names of agents.
+/// Returns the abstract names of agents.
 fn sockets() -> String {
     fs::read_to_string("/proc/net/unix").expect("the sockets")
 }
@@ -67,7 +67,7 @@ fn a_job_that_becomes_another_user_is_answered_for_by_its_agent() {
         scene.run.crash();
         scene.restored();
     } else {
-        // Without CAP_SYS_RESOURCE it comes no further, after the agent has let go and before it maps again.
+        // Without CAP_SYS_RESOURCE it fails after the agent has released the memory and before it maps it again.
         let error = stderr(&taken);
         assert!(error.contains("CRIU: Can't get rlimit"), "{error}");
     }

@@ -1,4 +1,4 @@
-//! A supervised job on fake GPUs, and what is done to both.
+//! Supervised job on fake GPUs, and the operations of tests on both.
 
 use std::fs;
 use std::sync::OnceLock;
@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use crate::harness::fake_gpu::{self, FakeGpu, ends_as, untouched};
 use crate::harness::{Place, Run, stderr, wait_until};
 
-/// Long enough for something to be done to it; it waits at step 20 until there is a file `go`.
+/// Job that runs long enough for the test's actions; it waits at step 20 for a file `go`.
 pub const JOB: [&str; 10] = [
     "--wait-at",
     "20:go",
@@ -19,23 +19,23 @@ pub const JOB: [&str; 10] = [
     "--pause-ms",
     "2",
 ];
-/// Where it does not wait.
+/// Number of GPUs' contexts while it does not wait.
 const FREE: usize = 2;
 
-/// A run of [`JOB`].
+/// Run of [`JOB`].
 pub struct Scene {
     pub place: Place,
     pub gpu: FakeGpu,
     pub run: Run,
 }
 
-/// With room for a shadow.
+/// Creates GPUs with room for a shadow.
 pub fn gpu() -> FakeGpu {
     FakeGpu::with(2, 3072)
 }
 
 impl Scene {
-    /// With `cuda.memory` as wanted.
+    /// Starts the job with a value of `cuda.memory`.
     pub fn start(memory: &str) -> Self {
         Self::with(gpu(), memory, &JOB, &[])
     }
@@ -48,7 +48,7 @@ impl Scene {
         Self { place, gpu, run }
     }
 
-    /// The same where it waits at step 20.
+    /// Starts the job and lets it reach its wait at step 20.
     pub fn at_rest(memory: &str) -> Self {
         let scene = Self::start(memory);
         scene.rests();
@@ -59,17 +59,17 @@ impl Scene {
         self.place.wait_for("out", "\n20 ");
     }
 
-    /// Its messages so far.
+    /// Returns the messages so far.
     pub fn said(&self) -> String {
         self.place.text("err")
     }
 
-    /// How often it said so.
+    /// Counts the occurrences of a text in the messages.
     pub fn count(&self, text: &str) -> usize {
         self.said().matches(text).count()
     }
 
-    /// A snapshot that fails and lets the job be; why.
+    /// Takes a snapshot that fails without effect on the job; returns the reason.
     pub fn refused(&self) -> String {
         let output = self.place.verb(&["snapshot"]);
         let error = stderr(&output);
@@ -77,14 +77,14 @@ impl Scene {
         error
     }
 
-    /// A snapshot whose memory stayed on the GPU.
+    /// Takes a snapshot whose memory stays on the GPU.
     pub fn resident_snapshot(&self) {
         let before = self.count(" release ");
         self.place.snapshot();
         assert_eq!(self.count(" release "), before + 1, "{}", self.said());
     }
 
-    /// A snapshot by the driver alone; the last reason that was given.
+    /// Takes a snapshot by the driver alone; returns the last given reason.
     pub fn driver_snapshot(&self) -> String {
         let before = self.count(" release ");
         self.place.snapshot();
@@ -96,7 +96,7 @@ impl Scene {
         reason.lines().next().unwrap_or_default().to_owned()
     }
 
-    /// Waits until it was restored once more than before, and rests.
+    /// Waits for one more restore, and for the job's wait.
     pub fn restored(&self) {
         let before = self.count("snapshot failed, the job does not compute");
         wait_until("the restored job", || {
@@ -104,17 +104,17 @@ impl Scene {
         });
     }
 
-    /// Has calls fail: of the job's processes (`fail`), or of ours (`caller-fail`).
+    /// Makes calls fail, in the job's processes (`fail`) or in ckpt-run's (`caller-fail`).
     pub fn rule(&self, file: &str, rule: &str) {
         fs::write(self.gpu.folder().join(file), rule).expect("written");
     }
 
-    /// The next so many of these calls fail.
+    /// Makes the next calls fail.
     pub fn fail_next(&self, file: &str, call: &str, times: usize) {
         self.answer_next(file, call, times, 999);
     }
 
-    /// The next so many of these calls do nothing but answer this.
+    /// Makes the next calls return this code without effect.
     pub fn answer_next(&self, file: &str, call: &str, times: usize, code: i32) {
         for number in 0..times {
             self.rule(&format!("token-{call}-{number}"), "");
@@ -122,7 +122,7 @@ impl Scene {
         self.rule(file, &format!("{call}:token:{code}"));
     }
 
-    /// How many of them have not failed yet.
+    /// Returns the number of calls that have not failed yet.
     pub fn left(&self, call: &str) -> usize {
         let prefix = format!("token-{call}-");
         let entries = fs::read_dir(self.gpu.folder()).expect("the GPUs' folder");
@@ -132,12 +132,12 @@ impl Scene {
             .count()
     }
 
-    /// Whether somebody is in this call, and hangs.
+    /// Returns true if a process hangs in this call.
     pub fn hangs(&self, call: &str) -> bool {
         self.gpu.folder().join(format!("hangs-{call}")).exists()
     }
 
-    /// No call fails or hangs any more.
+    /// Removes all faults.
     pub fn mend(&self) {
         for file in ["fail", "hang", "caller-fail", "caller-hang"] {
             let _ = fs::remove_file(self.gpu.folder().join(file));
@@ -152,14 +152,14 @@ impl Scene {
         self.place.go();
     }
 
-    /// Lets the job go on to its end, which must be that of a run that nobody touched.
+    /// Lets the job run to its end, which must equal that of an undisturbed run.
     pub fn ends_as_ever(mut self) {
         ends_as(&self.place, &mut self.run, uninterrupted());
         self.gpu.assert_free("at its end");
     }
 }
 
-/// A supervised command in a place.
+/// Starts a supervised command in a place.
 pub fn begin(
     place: &Place,
     gpu: &FakeGpu,
@@ -178,7 +178,7 @@ pub fn begin(
     place.spawn(wrapped, |_| {})
 }
 
-/// What [`JOB`] prints when nobody touches it.
+/// Returns the output of an undisturbed [`JOB`].
 pub fn uninterrupted() -> &'static str {
     static OUTPUT: OnceLock<String> = OnceLock::new();
     OUTPUT.get_or_init(|| untouched(&gpu(), &JOB[FREE..]))

@@ -1,4 +1,4 @@
-//! One thing after the other: snapshots, crashes, restores onto other GPUs, several processes.
+//! Sequences of snapshots, crashes and restores onto other GPUs, also with several processes.
 
 use std::fs;
 
@@ -53,26 +53,27 @@ fn many_snapshots_and_crashes_of_threads_that_allocate_and_free() {
     scene.gpu.assert_free("at its end");
 }
 
-/// A job computes on the first GPU, and it and its supervisor are killed; it goes on on the second, by a map.
+/// Job that computes on the first GPU until it and its supervisor are killed, and continues on the second, by a map.
 struct Elsewhere {
     place: Place,
     gpu: FakeGpu,
     run: Run,
-    /// What the job prints when nobody touches it.
+    /// Output of an undisturbed job.
     alone: String,
     /// Memory that it had on the first GPU.
     used: u64,
 }
 
 impl Elsewhere {
-    /// `visible`: of the GPUs, to the run before and to the one after. Which calls of the job fail, likewise.
+    /// Starts the job. `visible` are the GPUs visible to the first and to the second run; `faults` are the job's
+    /// failing calls in each.
     fn begin(visible: [&str; 2], map: &str, faults: [&str; 2]) -> Self {
         let job = ["--steps", "30", "--segments", "300,2M,6M"];
         Self::with(&job, visible, map, faults)
     }
 
     fn with(job: &[&str], visible: [&str; 2], map: &str, faults: [&str; 2]) -> Self {
-        // Its one thread computes on the first GPU.
+        // Its only thread computes on the first GPU.
         let job = [&JOB[..2], job].concat();
         let (place, gpu) = (Place::new(), scene::gpu());
         let program = fake_gpu::job();
@@ -133,7 +134,7 @@ fn memory_comes_back_on_another_gpu() {
     for (visible, map) in [(["0", "1"], one_way), (["0,1", "0,1"], both_ways)] {
         let scene = Elsewhere::begin(visible, &map, ["", ""]);
         scene.restored(1);
-        // And from there, where the driver takes no memory from outside, as often as wanted.
+        // After the move the driver cannot import memory, and further snapshots work any number of times.
         scene.place.snapshot();
         scene.place.snapshot();
         let said = scene.place.text("err");
@@ -180,7 +181,7 @@ fn driver_suspends_a_job_moved_before_it_allocates() {
         let said = scene.place.text("err");
         said.matches("restored onto another GPU").count()
     };
-    // What it was moved by is in the next image, too.
+    // The next image records the move, too.
     scene.place.snapshot();
     scene.run.crash();
     scene.restored(2);

@@ -1,4 +1,5 @@
-//! The same line again, another line, another supervisor, another's store, wrong lines and settings.
+//! Repeated starts: the same command line, another one, another supervisor, another user's store, wrong lines and
+//! settings.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -194,7 +195,7 @@ fn wrong_settings_name_their_place_and_nothing_is_started() {
     assert!(!place.file("ran").exists());
 }
 
-/// Reads one number after another from `next`, as far as the test has written it, and writes each down.
+/// Reads one number after another from `next`, as far as the test has written it, and records each.
 const FOLLOWER: &str = r"
 import time
 print('ready', flush=True)
@@ -249,7 +250,7 @@ fn run_returned_to_an_older_image_ignores_abandoned_ones() {
     let list = stdout(&place.verb(&["list"]));
     let remark = list.lines().last().unwrap();
     assert!(remark.ends_with("given up: the run went back"), "{list}");
-    // The newest good image is one that was given up; the one to go on from stays, too.
+    // The newest good image is an abandoned one; the image from which the run continues stays, too.
     let named = place.verb(&["forget", "000001"]);
     assert!(
         stderr(&named).contains("run continues from"),
@@ -260,7 +261,7 @@ fn run_returned_to_an_older_image_ignores_abandoned_ones() {
     let kept = stdout(&kept);
     assert_eq!(kept.matches("kept").count(), 2, "{kept}");
 
-    // Its number is not that of an image to come.
+    // Its number is not reused for a future image.
     fs::write(place.file(".ckpt-run/images/000002.damaged"), "torn").unwrap();
     assert_eq!(code(place.verb(&["forget", "000002"]).status), 0);
 
@@ -292,7 +293,7 @@ fn there_is_nothing_to_restore_where_there_was_no_run() {
 fn a_run_that_cannot_begin_leaves_the_store_as_it_was() {
     let place = Place::new();
     assert_eq!(place.start(&[], &["true"]).wait(), 0);
-    // Where parts of ours would go; a full disk is as bad.
+    // Blocks the place of ckpt-run's own files; a full disk has the same effect.
     fs::remove_dir_all(place.file(".ckpt-run/bin")).unwrap();
     fs::write(place.file(".ckpt-run/bin"), "").unwrap();
     let refused = place.verb(&["--fresh", "--", "sleep", "100"]);

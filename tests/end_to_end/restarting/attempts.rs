@@ -1,4 +1,4 @@
-//! Attempts never mix: the choice of the image, the files and the output all belong to one of them.
+//! Separation of attempts: the choice of the image, the files and the output belong to one attempt.
 
 use std::fs;
 use std::process::Command;
@@ -10,8 +10,8 @@ use crate::harness::{
     ON_REQUEST, Place, Run, apply, as_root, criu_script, descendants, wait_until, wait_until_gone,
 };
 
-/// Writes lines that no other attempt writes: each names the random number of the line before. Ends when the file
-/// `stop` is there.
+/// Writes lines that differ between attempts: each contains the random number of the previous line. Ends when the file
+/// `stop` exists.
 const CHAIN: &str = r#"
 import os, time
 log = open("log", "a")
@@ -25,8 +25,8 @@ while not os.path.exists("stop"):
     time.sleep(0.01)
 "#;
 
-/// A CRIU that dies in as many restores as the file `failures` says, then waits forever if there is a file `hold`. The
-/// files are in the store: what it writes elsewhere counts as the job's.
+/// CRIU substitute that dies in as many restores as the file `failures` states, then waits forever if there is a file
+/// `hold`. The files are in the store, because files elsewhere would count as the job's.
 const FAULTY_CRIU: &str = r#"if [ "$1" = restore ]; then
     left=$(cat HERE/.ckpt-run/failures 2>/dev/null || echo 0)
     if [ "$left" -gt 0 ]; then echo $((left - 1)) > HERE/.ckpt-run/failures; kill -KILL $$; fi
@@ -54,7 +54,7 @@ fn wait_for_output_beyond(place: &Place, bytes: usize) {
     });
 }
 
-/// A run of the script with so many images, and output beyond the newest one.
+/// Creates a run of the script with this many images, and output beyond the newest one.
 fn with_images(script: &str, images: usize) -> (Place, Run) {
     let place = Place::new();
     let run = start(&place, script);
@@ -66,7 +66,7 @@ fn with_images(script: &str, images: usize) -> (Place, Run) {
     (place, run)
 }
 
-/// Kills the supervisor and waits until nothing of its run is left.
+/// Kills the supervisor and waits until all processes of its run have exited.
 fn kill_supervisor(run: &mut Run) {
     let everything = descendants(run.pid());
     run.signal(Signal::SIGKILL);
@@ -102,7 +102,7 @@ fn assert_one_attempt(place: &Place, name: &str) {
     }
 }
 
-/// Lets the job end and compares all that it wrote.
+/// Lets the job end and compares everything that it wrote.
 fn finish(place: &Place, run: &mut Run) {
     wait_for_output_beyond(place, length(place));
     fs::write(place.file("stop"), "").expect("written");
@@ -134,7 +134,7 @@ fn an_image_passed_over_is_abandoned_before_the_older_one_runs() {
 #[apply(as_root)]
 fn an_older_image_does_not_run_if_the_newer_cannot_be_abandoned() {
     let (place, mut run) = with_images(CHAIN, 2);
-    // Nothing can be renamed to a folder's name.
+    // A file cannot be renamed over a folder.
     fs::remove_file(place.file(".ckpt-run/run.json")).expect("removed");
     fs::create_dir(place.file(".ckpt-run/run.json")).expect("made");
     run.crash();
@@ -154,7 +154,7 @@ fn restores_that_all_fail_leave_files_and_output_as_they_were() {
     assert_eq!(["out", "log"].map(|name| place.text(name)), before);
     set(&place, ".ckpt-run/failures", "0");
     let mut again = start(&place, CHAIN);
-    // Nor was the newest one abandoned for older ones that did not run.
+    // The newest image was not abandoned in favour of older ones that did not run.
     wait_for_restores(&place, &["000003"]);
     finish(&place, &mut again);
 }
@@ -162,7 +162,7 @@ fn restores_that_all_fail_leave_files_and_output_as_they_were() {
 #[apply(as_root)]
 fn output_is_whole_after_failed_restores_under_one_supervisor() {
     let (place, mut run) = with_images(CHAIN, 2);
-    // The newest one twice and the older one once: then the older one works.
+    // The newest image fails twice and the older one once; then the older one works.
     set(&place, ".ckpt-run/failures", "3");
     run.crash();
     wait_for_restores(&place, &["000001"]);
@@ -220,14 +220,14 @@ fn failed_restore_of_a_named_image_changes_nothing() {
     finish(&place, &mut again);
 }
 
-/// [`CHAIN`] without a file.
+/// Returns [`CHAIN`] without a file.
 fn output_alone() -> String {
     CHAIN
         .replace("log = open", "# ")
         .replace("log.write(line); log.flush()", "pass")
 }
 
-/// A run whose output was cut to its first image, and whose second image the user wants next.
+/// Creates a run whose output was truncated to its first image, and whose second image the user restores next.
 fn cut_to_the_first_image() -> (Place, String) {
     let script = output_alone();
     let (place, mut run) = with_images(&script, 2);
@@ -332,7 +332,7 @@ fn a_kill_from_outside_after_a_new_image_is_progress() {
     wait_for_output_beyond(&place, 4 * length(&place));
     kill(Pid::from_raw(run.job()), Signal::SIGTERM).expect("the job runs");
     wait_for_restores(&place, &["000001"]);
-    // Before the place of that crash.
+    // Before the point of that crash.
     assert_eq!(place.snapshot(), "000002");
     run.crash();
     wait_for_restores(&place, &["000001", "000002"]);

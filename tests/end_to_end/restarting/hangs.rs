@@ -1,4 +1,4 @@
-//! Jobs that neither end nor go on: the signs, what is written down, and that they are restored.
+//! Jobs that neither end nor make progress: the signs, the diagnosis, and the restore.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +8,7 @@ use nix::sys::signal::Signal;
 
 use crate::harness::{COUNT, ON_REQUEST, Place, Run, apply, as_root, lines, state, wait_until};
 
-/// As `COUNT`, but until there is a file `go`; it sleeps for ever where there is a file `stuck`; sees that once only.
+/// Job like `COUNT` that runs until there is a file `go`, and sleeps for ever, once, when there is a file `stuck`.
 const STICKS: &str = r#"
 import os, time
 log = open("log", "w")
@@ -22,7 +22,7 @@ while not os.path.exists("go"):
         time.sleep(10 ** 6)
 "#;
 
-/// Says something all the time until there is a file `go`; sleeps for ever where there is a file `stuck`.
+/// Prints all the time until there is a file `go`; sleeps for ever when there is a file `stuck`.
 const TALKS: &str = r#"
 import os, time
 print("ready", flush=True)
@@ -117,7 +117,7 @@ fn images_of_the_silence_are_not_what_is_restored() {
     let mut run = start(&place, settings, &["--interval", "1s"], TALKS);
     place.wait_for("out", "ready");
     let good = place.snapshot();
-    // More than samples are late by.
+    // More than the delay of samples.
     wait(Duration::from_secs(2));
     fs::write(place.file("stuck"), "").unwrap();
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
@@ -137,7 +137,7 @@ fn images_of_the_silence_are_not_what_is_restored() {
         .split(' ')
         .next()
         .unwrap();
-    // The schedule may have taken one more before the silence.
+    // The schedule may have taken another image before the silence.
     assert!(id >= good.as_str(), "{errors}");
     let newest = place.images().last().unwrap()["id"].clone();
     assert!(
@@ -172,7 +172,7 @@ fn a_job_that_uses_no_cpu_can_be_reported_alone_and_once() {
 fn snapshots_do_not_hide_that_a_job_uses_no_cpu() {
     let place = Place::new();
     let settings = "[hang]\ncpu = '3s'\naction = 'report'\n[retention]\nkeep_last = 50";
-    // As large as snapshots need to be that cost its processes CPU time each.
+    // Large enough that snapshots cost its processes CPU time.
     let script = "import os, time\n\
         content = os.urandom(100 << 20)\n\
         print('ready', flush=True)\n\

@@ -1,4 +1,4 @@
-//! Restarts and restores: of killed jobs, hanging jobs, runs that are started again, and rehearsals of all that.
+//! Restarts and restores: killed jobs, hanging jobs, repeated starts, and rehearsals.
 
 mod again;
 mod attempts;

@@ -1,4 +1,5 @@
-//! `ckpt-run rehearse`: a job that can be kept alive passes, one that cannot fails with the reason, and nothing is left.
+//! Test of `ckpt-run rehearse`: a job that can be restored passes, another fails with the reason, and no files or
+//! processes are left.
 
 use std::fs;
 use std::process::Output;
@@ -10,10 +11,10 @@ use crate::harness::{
     Place, apply, as_root, code, descendants, is_dead, stderr, stdout, wait_until,
 };
 
-/// Does not wait for the end of a job that has none.
+/// Options that skip the wait for the end of an endless job.
 const ENDLESS: [&str; 2] = ["--end-within", "0s"];
 
-/// Counts into a log and onto stdout, with a child, until it is ended.
+/// Counts into a log and onto stdout, with a child, until it is killed.
 const COUNT_ON: &str = r#"
 import os, time
 if os.fork() == 0:
@@ -27,7 +28,7 @@ while True:
     time.sleep(0.02)
 "#;
 
-/// Has what CRIU would restore wrongly.
+/// Has state that CRIU would restore wrongly.
 const SEMAPHORE: &str = r#"
 import os, time
 fd = os.eventfd(3, os.EFD_SEMAPHORE)
@@ -47,7 +48,7 @@ fn report(output: &Output) -> Value {
         .unwrap_or_else(|error| panic!("{error}: {} {}", stdout(output), stderr(output)))
 }
 
-/// Names in the folder but for those that a test knows of.
+/// Returns the names in the folder except those that a test expects.
 fn left(place: &Place, known: &[&str]) -> Vec<String> {
     let entries = fs::read_dir(place.path()).unwrap().flatten();
     let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
@@ -56,7 +57,7 @@ fn left(place: &Place, known: &[&str]) -> Vec<String> {
         .collect()
 }
 
-/// Number of images of a rehearsal in a folder of this place.
+/// Returns the number of images of a rehearsal in a folder of this place.
 fn images_beside(place: &Place) -> usize {
     let folders = fs::read_dir(place.path()).unwrap().flatten();
     let images = folders.filter_map(|folder| fs::read_dir(folder.path().join("store/images")).ok());
@@ -66,7 +67,7 @@ fn images_beside(place: &Place) -> usize {
         .count()
 }
 
-/// Processes of the machine whose command line holds this path.
+/// Returns the processes of the machine whose command line contains this path.
 fn with_path(path: &str) -> Vec<i32> {
     let processes = fs::read_dir("/proc").unwrap().flatten();
     let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
@@ -292,7 +293,7 @@ fn a_job_that_ends_at_once_is_said_to_need_more_to_do_or_a_look() {
 #[apply(as_root)]
 fn a_job_that_does_not_live_after_its_restore_fails() {
     let place = Place::new();
-    // What a program may do that knows its machine: it gives up when its process is another one.
+    // Job that depends on its process's identity and exits if it changes.
     let script = r#"
 import sys, time
 def started():

@@ -1,4 +1,4 @@
-//! Verdicts of `ckpt-run rehearse`: PASS, FAIL and INCONCLUSIVE, each for a job that deserves it.
+//! Verdicts of `ckpt-run rehearse`: PASS, FAIL and INCONCLUSIVE, each for a suitable job.
 
 use std::fs;
 use std::path::PathBuf;
@@ -8,13 +8,12 @@ use serde_json::Value;
 
 use crate::harness::{Place, apply, as_root, code, stderr, stdout, wait_until};
 
-/// Does not wait for the end of a job that has none.
+/// Options that skip the wait for the end of an endless job.
 const ENDLESS: [&str; 3] = ["--json", "--end-within", "0s"];
-/// Waits for the end of a job that ends when the test says so.
+/// Options that wait for the end of a job, which the test triggers.
 const ENDING: [&str; 2] = ["--end-within", "10m"];
 
-/// Lets the job go slowly until the restored one has been snapshotted, and fast afterwards: what it does depends on
-/// neither.
+/// Makes the job slow until the restored one has been snapshotted, and fast afterwards, without effect on its results.
 const PACE: &str = r#"
 import hashlib, json, os, random, sys, time
 work, outside = sys.argv[1:]
@@ -24,7 +23,8 @@ def pace(i):
         if i < 100: return
 "#;
 
-/// Reads its state from a file and writes it back, closed between, as simulators with restart files do.
+/// Reads its state from a file and writes it back, with the file closed in between, as simulators with restart files
+/// do.
 const CLOSED_STATE: &str = r#"
 for i in range(STEPS):
     s = json.load(open("state")) if os.path.exists("state") else {"n": 0, "h": "x"}
@@ -34,7 +34,7 @@ for i in range(STEPS):
     pace(i)
 "#;
 
-/// The same without an end.
+/// Returns the same job without an end.
 fn endless_closed_state() -> String {
     let endless = CLOSED_STATE.replace("STEPS", "10**9");
     endless.replace("pace(i)", "time.sleep(0.05)")
@@ -63,7 +63,7 @@ impl Rehearsal {
         }
     }
 
-    /// The user's working folder, as the job sees it.
+    /// Returns the user's working folder, as the job sees it.
     fn work(&self) -> PathBuf {
         self.place.file("work").canonicalize().unwrap()
     }
@@ -75,7 +75,7 @@ impl Rehearsal {
         words.map(str::to_owned).to_vec()
     }
 
-    /// Rehearses a job without an end; exit code and report.
+    /// Rehearses an endless job; returns exit code and report.
     fn endless(&self, options: &[&str]) -> (i32, Value) {
         let output: Output = self
             .place
@@ -91,7 +91,7 @@ impl Rehearsal {
         (code(output.status), report)
     }
 
-    /// Rehearses a job that ends after its second snapshot; exit code and printed report.
+    /// Rehearses a job that ends after its second snapshot; returns exit code and printed report.
     fn to_the_end(&self) -> (i32, String) {
         let job = self.job();
         let job: Vec<&str> = job.iter().map(String::as_str).collect();
@@ -109,7 +109,7 @@ impl Rehearsal {
         (run.wait(), self.place.text("out") + &self.place.text("err"))
     }
 
-    /// Names in the test's folder and in the working folder that nobody expects.
+    /// Returns unexpected names in the test's folder and in the working folder.
     fn left(&self) -> Vec<String> {
         let folders = [self.place.path().to_owned(), self.work()];
         let entries = folders
@@ -127,7 +127,7 @@ fn reason(report: &Value) -> &str {
     report["failure"]["reason"].as_str().unwrap_or_default()
 }
 
-/// Asserts the verdict, and that its reason has these words.
+/// Checks the verdict, and that its reason contains these words.
 fn assert_told(rehearsed: &(i32, String), code: i32, verdict: &str, words: &[&str]) {
     let (found, text) = rehearsed;
     let line = text.lines().find(|line| line.starts_with(verdict));
@@ -190,7 +190,7 @@ fn a_job_that_comes_back_wrong_fails_with_the_line() {
 
 #[apply(as_root)]
 fn a_wrong_file_of_a_restored_job_fails_by_name() {
-    // A restored process has another start time.
+    // A restored process has a different start time.
     let script = format!(
         "
 def started(): return open('/proc/self/stat').read().split()[21]

@@ -1,4 +1,4 @@
-//! Which ends of the job are restarted, from what, and how often.
+//! Restart policy: the ends of a job that lead to a restart, the image used, and the number of restarts.
 
 use std::fs;
 
@@ -23,7 +23,7 @@ fn restored(place: &Place) -> usize {
     place.text("err").matches("ckpt-run: restored").count()
 }
 
-/// Numbers of the images that were restored, in order.
+/// Returns the numbers of the restored images, in order.
 fn restoring(place: &Place) -> Vec<String> {
     let err = place.text("err");
     let images = err
@@ -160,7 +160,7 @@ fn abandoned_images_are_not_restored_later() {
     };
     crash(&run);
     crash(&run);
-    // From the first image; the second is of the life that ended so.
+    // From the first image; the second one belongs to the attempt that failed.
     place.snapshot();
     crash(&run);
     crash(&run);
@@ -172,7 +172,7 @@ fn abandoned_images_are_not_restored_later() {
 #[apply(as_root)]
 fn job_failing_at_the_same_place_ends_despite_new_images() {
     let place = Place::new();
-    // The second crash comes an image after its restore.
+    // The second crash comes one image after its restore.
     let job = "import sys, time\nfor step in range(1, 37):\n    print(step, flush=True)\n    \
         time.sleep(0.1)\nsys.exit(7)";
     let options = ["--interval", "1s", "--max-restarts", "-1"];

@@ -1,11 +1,11 @@
-//! The main job: a supervised job is snapshotted, killed, and comes back as if nothing had happened.
+//! Main purpose: a supervised job is snapshotted, killed, and restored without any difference.
 
 use std::fs;
 use std::time::SystemTime;
 
 use crate::harness::{COUNT, ON_REQUEST, Place, Run, apply, as_root, lines, stderr};
 
-/// Starts the job that counts, and waits until it does.
+/// Starts the counting job, and waits until it counts.
 fn counting(place: &Place) -> Run {
     let run = place.start_python(&ON_REQUEST, COUNT);
     place.wait_for("log", "5\n");
@@ -25,7 +25,7 @@ fn a_killed_job_comes_back_and_ends_as_if_nothing_had_happened() {
     assert_eq!(place.text("out"), lines(40));
 }
 
-/// Fills memory that its child has as well, and memory of its own, both by huge pages where there are some.
+/// Fills memory shared with its child, and private memory, both in huge pages if available.
 const HUGE: &str = r#"
 import mmap, os, time
 def area(letter):
@@ -50,7 +50,7 @@ if child:
     print("done", flush=True)
 "#;
 
-/// Huge pages that a process has, MiB.
+/// Returns the huge pages of a process, in MiB.
 fn huge_mib(pid: i32) -> u64 {
     let maps = fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap_or_default();
     let huge = maps
@@ -75,7 +75,7 @@ fn a_restored_job_has_the_huge_pages_back_that_were_its_own() {
     place.snapshot();
     assert!(huge_mib(run.job()) >= before, "a snapshot takes none away");
     run.crash();
-    // The kernel by itself would have 16 MiB after 10 s. What the child shares stays in small pages.
+    // The kernel alone would need 10 s for 16 MiB. Memory shared with the child stays in small pages.
     place.wait_for("err", "huge pages were asked for");
     let after = huge_mib(run.job());
     assert!((24..56).contains(&after), "{after} MiB");
@@ -128,7 +128,7 @@ fn cleaned_temporary_folder_does_not_end_a_run() {
     let place = Place::new();
     let mut run = counting(&place);
     place.snapshot();
-    // As an age-based cleaner does, and a copy of the store as a folder.
+    // Removed as by an age-based cleaner, and by a copy of the store as a folder.
     fs::remove_dir_all(fs::read_link(place.file(".ckpt-run/work")).unwrap()).unwrap();
     for copy in fs::read_dir(place.file(".ckpt-run/bin")).unwrap() {
         let copy = fs::File::open(copy.unwrap().path()).unwrap();
@@ -189,7 +189,8 @@ print(os.eventfd_read(fd), flush=True)
 #[apply(as_root)]
 fn file_being_rewritten_is_completed_after_a_restore() {
     let place = Place::new();
-    // Saved as frameworks do: written beside and renamed, or in the same file. Each has 3 blocks of its number.
+    // Saved as frameworks do: written to a temporary file and renamed, or in place. Each file has 3 blocks of its
+    // number.
     let job = "import os, time\n\
         def wait(name):\n    while not os.path.exists(name): time.sleep(0.02)\n\
         for number in range(1, 6):\n\

@@ -1,4 +1,4 @@
-//! What is written down about a job that hangs, with the tools that tell stacks: py-spy for Python, eu-stack for the rest.
+//! Diagnosis of a hanging job by tools that print stacks: py-spy for Python, eu-stack for others.
 
 use std::env;
 use std::fs;
@@ -8,10 +8,10 @@ use std::process::{Command, Stdio};
 use super::hangs::hang_log;
 use crate::harness::{ON_REQUEST, Place, apply, as_root, installed, skip};
 
-/// The newest py-spy when this was written.
+/// Newest py-spy at the time of writing.
 const PY_SPY: &str = "py-spy==0.4.1";
 
-/// Waits for ever in a function that a reader would look for, on a thread of its own.
+/// Waits for ever in a function with a recognizable name, on a separate thread.
 const STUCK_PYTHON: &str = r#"
 import threading
 def gather_gradients():
@@ -31,7 +31,7 @@ __attribute__((noinline)) void all_reduce(void) { wait_for_the_other_rank(); __a
 int main(void) { all_reduce(); return 0; }
 "#;
 
-/// The folder with a py-spy: of the search path, or installed from `PyPI` into the target folder.
+/// Returns the folder of a py-spy: from the search path, or installed from `PyPI` into the target folder.
 fn py_spy() -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let has = |folder: &Path| folder.join("py-spy").is_file();
@@ -40,7 +40,7 @@ fn py_spy() -> Option<PathBuf> {
     }
     let installed = Path::new(env!("CARGO_TARGET_TMPDIR")).join(PY_SPY);
     if !has(&installed.join("bin")) {
-        // Another run of this test sees all of it or nothing.
+        // A concurrent run of this test sees all of it or nothing.
         let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let made = folder.path().join("py-spy");
         let pip = Command::new("python3")
@@ -62,7 +62,7 @@ fn py_spy() -> Option<PathBuf> {
     found
 }
 
-/// The log of a job that hangs at once, with these folders before the search path, and how it names the job.
+/// Returns the log of a job that hangs at once, with these folders first in the search path, and the job's name in it.
 fn diagnosed(place: &Place, tools: &[&Path], job: &[&str]) -> (String, String) {
     let settings = "hang.output = '3s'\nhang.action = 'report'\n";
     fs::write(place.file("ckpt-run.toml"), settings).unwrap();
@@ -76,7 +76,7 @@ fn diagnosed(place: &Place, tools: &[&Path], job: &[&str]) -> (String, String) {
     (hang_log(place), run.job_named())
 }
 
-/// Where each of these stands in the text, which must have all of them.
+/// Returns the positions of these parts in the text, which must contain all of them.
 fn places(text: &str, parts: &[&str]) -> Vec<usize> {
     let place = |part: &&str| {
         text.find(part)
@@ -91,7 +91,7 @@ fn py_spy_tells_where_a_python_job_hangs() {
     let place = Place::new();
     fs::write(place.file("job.py"), STUCK_PYTHON).unwrap();
     let (log, named) = diagnosed(&place, &[&tool], &["python3", "-u", "job.py"]);
-    // The innermost first, with its line.
+    // The innermost frame first, with its line.
     let stack = [
         &format!("{named}, py-spy:"),
         "gather_gradients (job.py:5)",

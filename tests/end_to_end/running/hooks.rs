@@ -1,4 +1,4 @@
-//! Commands of the user's on occasions: what they are told, what they may change, what they cannot harm.
+//! Hooks of the user: their environment, their influence, and their isolation from the run.
 
 use std::fs;
 use std::process::Command;
@@ -15,7 +15,7 @@ fn send(pid: i32, signal: Signal) {
     kill(Pid::from_raw(pid), signal).unwrap();
 }
 
-/// Starts a job with these settings; snapshots only when asked for.
+/// Starts a job with these settings; snapshots are taken on request only.
 fn start(place: &Place, settings: &str, then: &str) -> Run {
     fs::write(place.file("ckpt-run.toml"), settings).unwrap();
     let run = place.start_python_with(&ON_REQUEST, &format!("{UNTIL_GO}{then}\n"), |command| {
@@ -25,7 +25,7 @@ fn start(place: &Place, settings: &str, then: &str) -> Run {
     run
 }
 
-/// The process of a hook that sleeps, once there is one.
+/// Waits for the process of a sleeping hook, and returns it.
 fn sleeping_hook(run: &Run) -> i32 {
     wait_for_descendant(run.pid(), "the hook", |pid| {
         fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name == "sleep\n")
@@ -150,7 +150,7 @@ fn hanging_hook_leaves_grace_for_the_last_snapshot() {
     let mut run = start(&place, settings, "");
     run.signal(Signal::SIGUSR1);
     let hook = sleeping_hook(&run);
-    // Its snapshot was to go on; the one that follows has a hook of its own.
+    // Its snapshot would continue; the following one has its own hook.
     run.signal(Signal::SIGTERM);
     assert_eq!(run.wait(), 75, "{}", place.text("err"));
     let said = place.text("err");
@@ -192,7 +192,7 @@ timeout = "1h"
     fs::write(place.file("slow"), "").unwrap();
     run.signal(Signal::SIGUSR2);
     let hook = sleeping_hook(&run);
-    // As at the end of an allocation, all get SIGTERM. Who tells of the job's end does so late.
+    // As at the end of an allocation, all processes get SIGTERM. The process that reports the job's end is late.
     let first = |pid: &i32| inner_pid(*pid) == Some(1);
     let first = descendants(run.pid()).into_iter().find(first).unwrap();
     send(first, Signal::SIGSTOP);

@@ -1,15 +1,15 @@
-//! A supervisor with nothing to do costs nothing.
+//! Cost of an idle supervisor.
 
 use std::fs;
 use std::time::Duration;
 
 use crate::harness::{Place, apply, as_root, wait_until};
 
-/// How long the supervisor is watched.
+/// Time of the observation.
 const WATCHED: Duration = Duration::from_secs(5);
-/// Resident memory it may have.
+/// Maximum resident memory.
 const RESIDENT_KIB_MAX: u64 = 30 << 10;
-/// Wake-ups of all its threads while it is watched; one a second would be more.
+/// Maximum number of wake-ups of all threads during the observation; one per second would exceed it.
 const WAKEUPS_MAX: u64 = 3;
 
 fn number(text: &str, name: &str) -> u64 {
@@ -17,14 +17,14 @@ fn number(text: &str, name: &str) -> u64 {
     line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
-/// Clock ticks that a process has computed.
+/// Returns the CPU time of a process in clock ticks.
 fn ticks(pid: i32) -> u64 {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     let fields: Vec<&str> = stat.rsplit_once(") ").unwrap().1.split(' ').collect();
     fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
 }
 
-/// The status of each thread; one that ends meanwhile is left out.
+/// Returns the status of each thread; threads that exit meanwhile are left out.
 fn threads(pid: i32) -> Vec<String> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
     tasks
@@ -45,14 +45,14 @@ fn an_idle_supervisor_is_small_and_asleep() {
     let run = place.start(&[], &["sh", "-c", "echo ready; exec sleep 1000"]);
     place.wait_for("out", "ready");
     place.snapshot();
-    // It answers a moment before its thread ends.
+    // The supervisor replies a moment before its thread ends.
     wait_until("the end of the snapshot's thread", || {
         !threads(run.pid())
             .iter()
             .any(|status| status.starts_with("Name:\tsnapshot\n"))
     });
     let before = (ticks(run.pid()), wakeups(run.pid()));
-    // What is measured is what happens while nothing happens.
+    // The measurement covers a time without events.
     std::thread::sleep(WATCHED);
     let after = (ticks(run.pid()), wakeups(run.pid()));
     assert!(after.0 - before.0 <= 1, "{before:?} {after:?}");

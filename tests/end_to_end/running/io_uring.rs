@@ -1,4 +1,4 @@
-//! `io_uring` is hidden from the job, so that it can be snapshotted.
+//! Hiding of `io_uring` from the job, so that it can be snapshotted.
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -6,7 +6,7 @@ use nix::unistd::Pid;
 use super::plain::python;
 use crate::harness::{ON_REQUEST, Place, apply, as_root, skip, stderr};
 
-/// Tries `io_uring_setup`, says what came of it, and again after the file `go` is there.
+/// Calls `io_uring_setup` and prints the result, and again after the file `go` exists.
 const JOB: &str = r#"
 import ctypes, os, subprocess, sys, time
 libc = ctypes.CDLL(None, use_errno=True)
@@ -27,7 +27,7 @@ while not os.path.exists("go"):
 report()
 "#;
 
-/// What `JOB` says of itself and of a program that it executes.
+/// Output of `JOB` about itself and about a program that it executes.
 const HIDDEN: &str = "Function not implemented 0 2\n";
 
 fn hidden_before_and_after_a_crash(isolation: &str) {
@@ -78,7 +78,8 @@ fn a_job_that_may_use_io_uring_is_told_why_it_has_no_snapshot() {
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
 }
 
-/// A child in seccomp's strict mode answers, before and after the file `go` is there; or says that it may not enter it.
+/// A child in seccomp's strict mode replies before and after the file `go` exists; or reports that it may not enter
+/// that mode.
 const STRICT: &str = r#"
 import ctypes, os, time
 libc = ctypes.CDLL(None, use_errno=True)

@@ -1,4 +1,4 @@
-//! Running a job as a user sees it: streams, surroundings, signals, exit codes, hooks.
+//! Running a job as a user sees it: streams, environment, signals, exit codes, hooks.
 
 mod hooks;
 mod idle;

@@ -1,4 +1,4 @@
-//! What the job's first process leaves behind when it ends: pid 1 alone, without a supervisor that decides.
+//! Processes left by the job's first process at its exit: pid 1 alone, without a supervisor that decides.
 
 use std::fs::File;
 use std::io::{PipeWriter, pipe};
@@ -14,12 +14,12 @@ use nix::unistd::Pid;
 
 use crate::harness::{LIMIT, apply, as_root, is_dead, program, wait_for_descendant, wait_until};
 
-/// A sandbox with a job that has a child, which waits.
+/// Sandbox with a job that has a waiting child.
 struct Started {
     sandbox: Arc<Sandbox>,
     events: Receiver<Option<Event>>,
     child: i32,
-    /// Dropped, it lets the job end.
+    /// Pipe whose drop lets the job end.
     stdin: PipeWriter,
 }
 
@@ -55,7 +55,7 @@ fn start(isolation: Isolation, end: &str) -> Started {
     }
 }
 
-/// The sandbox's process that runs this command line.
+/// Returns the sandbox's process with this command line.
 fn with_argument(sandbox: &Sandbox, line: &str) -> i32 {
     wait_for_descendant(sandbox.pid(), line, |pid| {
         std::fs::read(format!("/proc/{pid}/cmdline"))

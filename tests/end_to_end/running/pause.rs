@@ -1,4 +1,4 @@
-//! Pauses: the job stands still, goes on, is stopped or killed meanwhile.
+//! Pauses: the job is stopped, continues, or is stopped or killed meanwhile.
 
 use std::fs;
 
@@ -8,7 +8,7 @@ use crate::harness::{
     ON_REQUEST, Place, Run, apply, as_root, code, descendants, state, stderr, stdout, wait_until,
 };
 
-/// Two processes that count, the child's numbers in a file; ends when the file `end` is there.
+/// Two processes that count, the child's numbers in a file; ends when the file `end` exists.
 const COUNTERS: &str = r#"
 import os, time
 child = os.fork()
@@ -39,7 +39,7 @@ fn pause(place: &Place) -> String {
     String::from_utf8(paused.stdout).unwrap().trim().to_owned()
 }
 
-/// States of the job's processes, by the kernel.
+/// Returns the states of the job's processes, from the kernel.
 fn states(run: &Run) -> Vec<char> {
     let root = run.job();
     let mut pids = descendants(root);
@@ -56,10 +56,10 @@ fn numbers(place: &Place) -> Vec<u64> {
 fn paused_job_is_stopped_until_unpaused() {
     let (place, mut run) = counting();
     assert_eq!(pause(&place), "000001");
-    // The kernel stops a task on its way back from the kernel.
+    // The kernel stops a task on its return to user mode.
     wait_until("every process is stopped", || states(&run) == ['T', 'T']);
     let before = (place.text("out"), place.text("child"));
-    // The job as it stands is in the image already.
+    // The image already contains the stopped job.
     assert_eq!(place.snapshot(), "000001");
     assert_eq!(pause(&place), "000001");
     assert_eq!((place.text("out"), place.text("child")), before);

@@ -1,4 +1,4 @@
-//! Without namespaces: the job is a plain child, and still nothing of it stays behind.
+//! Jobs without namespaces: the job is a plain child, and nevertheless none of its processes is left.
 
 use std::fs;
 use std::process::Command;
@@ -10,7 +10,7 @@ use crate::harness::{
 
 const PLAIN: [&str; 4] = ["--isolation", "none", "--interval", "never"];
 
-/// A job that leaves a daemon and an orphan in its own group, writes their pids and then does `then`.
+/// Job that leaves a daemon and an orphan in its own group, writes their pids and then executes `then`.
 fn with_orphans(then: &str) -> String {
     format!(
         "setsid sh -c 'echo $$ > daemon.new; mv daemon.new daemon; exec sleep 1000' & \
@@ -24,7 +24,7 @@ fn left_behind(place: &Place) -> Vec<i32> {
     vec![pid("daemon"), pid("orphan")]
 }
 
-/// Pid of the Python job.
+/// Returns the pid of the Python job.
 pub fn python(run: &Run) -> i32 {
     wait_for_descendant(run.pid(), "the job's process", |pid| {
         fs::read_to_string(format!("/proc/{pid}/cmdline"))
@@ -75,7 +75,7 @@ fn a_plain_job_is_stopped_and_continued_with_us() {
 fn a_plain_job_comes_back_while_its_pids_are_free() {
     let place = Place::new();
     fs::write(place.file("job.py"), COUNT).unwrap();
-    // Without a sandbox nobody watches who changes which files.
+    // Without a sandbox the changes of files are not watched.
     let mut run = place.start_with(&PLAIN, &["python3", "-u", "job.py"], |command| {
         command.env("CKPT_RUN_FILES_ON_LOST", "warn");
     });
@@ -97,7 +97,7 @@ fn a_plain_job_comes_back_while_its_pids_are_free() {
 #[apply(as_root)]
 fn missing_privileges_are_reported_at_the_start() {
     let place = Place::new();
-    // Still root, which may read all files here, without its capabilities.
+    // Still root, with access to all files here, but without its capabilities.
     let ours = place.command(&["--interval", "never", "--", "true"]);
     let mut command = Command::new("setpriv");
     command

@@ -13,7 +13,7 @@ use crate::harness::{
     state, wait_until,
 };
 
-/// Starts a job with a connection to the test, which no snapshot can carry.
+/// Starts a job with a connection to the test, which prevents snapshots.
 fn start_without_snapshots(place: &Place, options: &[&str], then: &str) -> (Run, UnixStream) {
     let listener = UnixListener::bind(place.file("outside")).unwrap();
     let script = format!(
@@ -64,7 +64,7 @@ fn signal_to_all_processes_lets_the_job_decide() {
 #[apply(as_root)]
 fn no_image_is_taken_of_a_job_that_a_signal_is_about_to_end() {
     let place = Place::new();
-    // Enough to stand still for some time, as it does not fit into the buffer and is slow to compress.
+    // Large enough to freeze the job for some time, because it does not fit the buffer and is slow to compress.
     let script = UNTIL_GO.replace("print(", "memory = os.urandom(16 << 20).hex()\nprint(");
     let settings = "[snapshot]\nbuffer = '16MiB'\nlevel = 19\n";
     fs::write(place.file("ckpt-run.toml"), settings).unwrap();
@@ -72,7 +72,7 @@ fn no_image_is_taken_of_a_job_that_a_signal_is_about_to_end() {
     place.wait_for("out", "ready");
     let job = run.job();
     run.signal(Signal::SIGUSR1);
-    // Nearly all the time that it is dumped, code of CRIU's runs in its place.
+    // During most of its dump, the job executes CRIU's code.
     wait_until("the freeze", || {
         fs::read_to_string(format!("/proc/{job}/maps")).is_ok_and(|maps| maps.contains("CRIUMFD"))
     });
@@ -83,7 +83,7 @@ fn no_image_is_taken_of_a_job_that_a_signal_is_about_to_end() {
     assert!(place.images().is_empty());
 }
 
-/// Starts what follows with some signals ignored and others blocked, as `nohup`, systemd and others do.
+/// Starts the following command with some signals ignored and others blocked, as `nohup`, systemd and others do.
 const CALLER: &str = "
 import os, signal, sys
 for number in range(1, 65):
@@ -137,7 +137,7 @@ fn triggers_during_a_snapshot_become_one_more() {
     for _ in 0..20 {
         run.signal(Signal::SIGUSR1);
     }
-    // Joins the second or comes after it.
+    // Joins the second request or follows it.
     place.snapshot();
     let images = place.images().len();
     assert!((2..=3).contains(&images), "{images} images");
@@ -188,7 +188,7 @@ fn a_stop_by_the_terminal_stops_the_job_too_and_both_go_on() {
     });
     place.wait_for("log", "3\n");
     let job = run.job();
-    // Often, because a signal may also meet a thread of ours in the middle of its work.
+    // Repeated, because a signal may also hit a thread of ckpt-run in the middle of its work.
     for _ in 0..20 {
         stop_and_continue(&run, job);
     }
@@ -249,7 +249,7 @@ fn repeated_sigterms_leave_a_usable_store() {
     }
     let code = run.wait();
     assert!(code == 75 || code == 143, "{code}: {}", place.text("err"));
-    // Nobody waits for the sandbox that it has killed.
+    // No process waits for the killed sandbox.
     wait_until("the job's end", || is_dead(job));
     assert!(place.verb(&["verify"]).status.success());
     place.go();
@@ -313,7 +313,7 @@ fn a_second_sigterm_stops_at_once() {
     let job = run.job();
     run.signal(Signal::SIGTERM);
     place.wait_for("err", "sending SIGTERM");
-    // One that comes at once would be the same.
+    // A signal at the same time would have the same effect.
     wait_until("the end", || {
         run.signal(Signal::SIGTERM);
         is_dead(job)
@@ -328,7 +328,7 @@ fn the_same_sigterm_twice_saves_and_stops() {
     let place = Place::new();
     let run = place.start_python_with(&[], UNTIL_GO, |_| {});
     place.wait_for("out", "ready");
-    // As `timeout` does: to its child, and to the process group that the child is in.
+    // As `timeout` does: to its child, and to the process group of the child.
     let twice = format!("kill -TERM {0}; kill -TERM {0}", run.pid());
     assert!(
         std::process::Command::new("sh")
@@ -350,6 +350,6 @@ fn sigusr2_leaves_a_job_that_cannot_be_saved_running() {
     place.wait_for("err", "snapshot failed, the job goes on");
     assert!(!is_dead(run.job()));
     run.signal(Signal::SIGINT);
-    // Python turns it into an exception, and that into its own death by the signal.
+    // Python converts the signal to an exception, and that to its own death by the signal.
     assert_eq!(run.wait(), 130, "{}", place.text("err"));
 }

@@ -1,4 +1,4 @@
-//! `ckpt-run stop`: an image, the end, and the same line goes on.
+//! Test of `ckpt-run stop`: it takes an image and ends the run, which the same command line continues.
 
 use std::fs;
 
@@ -16,7 +16,7 @@ fn stopped_run_continues_when_rerun() {
     let stopped = place.verb(&["stop"]);
     assert_eq!(code(stopped.status), 0, "{}", stderr(&stopped));
     assert_eq!(stdout(&stopped), "000002\n");
-    // Nobody has waited for the supervisor's end but the verb: the store is free.
+    // The verb has waited for the supervisor's exit, so the store is free.
     let mut again = place.start_python(&ON_REQUEST, COUNT);
     assert_eq!(run.wait(), 75, "{}", place.text("err"));
     place.wait_for("err", "ckpt-run: restored image=000002");

@@ -1,4 +1,4 @@
-//! What goes in and what comes out: stdin, stdout, stderr, exit codes.
+//! Input and output of a job: stdin, stdout, stderr, exit codes.
 
 use std::fs::{self, File};
 use std::io::{Seek, SeekFrom, Write};
@@ -83,7 +83,7 @@ fn stdin_comes_from_a_file_or_is_empty() {
 #[apply(as_root)]
 fn output_is_passed_on_byte_for_byte() {
     let place = Place::new();
-    // Every byte value, zero included; not a multiple of any buffer's size.
+    // Every byte value including zero; the length is not a multiple of any buffer's size.
     let bytes: Vec<u8> = (0..1_500_001_u32)
         .map(|i| i.to_le_bytes()[0] ^ i.to_le_bytes()[1])
         .collect();
@@ -123,7 +123,7 @@ fn file_input_continues_under_another_supervisor() {
     fs::write(place.file("input"), format!("title\n{}", lines(40))).unwrap();
     let job = "while read n; do echo $n\ndone=no; [ $n = 20 ] || [ $n = 30 ] || done=yes\n\
         until [ $done = yes ] || [ -e go-$n ]; do sleep 0.05; done; done > log";
-    // Somebody has read the title: the input begins behind it.
+    // Another process has read the title: the input begins after it.
     let start = || {
         let mut input = File::open(place.file("input")).unwrap();
         input.seek(SeekFrom::Start(6)).unwrap();
@@ -135,7 +135,7 @@ fn file_input_continues_under_another_supervisor() {
     place.wait_for("log", "\n20\n");
     assert_eq!(code(place.verb(&["stop"]).status), 0);
     assert_eq!(run.wait(), 75, "{}", place.text("err"));
-    // Twice: the second one counts from where the first began, too.
+    // Repeated: the second run counts from the first one's beginning, too.
     let mut run = start();
     fs::write(place.file("go-20"), "").unwrap();
     place.wait_for("log", "\n30\n");

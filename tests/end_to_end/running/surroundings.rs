@@ -1,4 +1,4 @@
-//! What the job finds around it: working directory, environment, limits, session, pids.
+//! Environment of the job: working directory, variables, limits, session, pids.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -67,14 +67,14 @@ fn job_leads_its_own_session_below_its_root() {
     let root = pids[1];
     assert!(root >= 300, "{said}");
     assert_eq!(pids, [root + 1, root, root + 1, root + 1], "{said}");
-    // The fourth descriptor is that of the listing.
+    // The fourth descriptor belongs to the listing itself.
     assert_eq!(rest, "1 ['0', '1', '2', '3']\n");
 }
 
 #[apply(as_root)]
 fn orphans_are_reaped_while_the_job_runs() {
     let place = Place::new();
-    // Each child leaves a grandchild behind, which ends on its own.
+    // Each child leaves a grandchild, which exits by itself.
     let script = r#"
 import os, subprocess, time
 for _ in range(20):

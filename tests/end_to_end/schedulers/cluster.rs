@@ -1,7 +1,7 @@
-//! A Slurm of a few nodes: munged, slurmctld and slurmd of the system, with a key, ports, logs and a state of their own.
+//! Slurm cluster of a few nodes: the system's munged, slurmctld and slurmd, with separate key, ports, logs and state.
 //!
-//! They run in a PID namespace, whose end is that of everything they have started, whatever a test comes to. Each node has
-//! a PID namespace in it, and a host name; the disk is all nodes' own.
+//! The daemons run in a PID namespace, so that all their processes end with it, whatever the test's outcome. Each node
+//! has a PID namespace inside, and a host name; all nodes share the disk.
 
 use std::fs;
 use std::net::TcpListener;
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use crate::harness::{LIMIT, Place, installed, program, skip, stderr, stdout};
 
-/// What has to be there; `scripts/setup-tests` installs Slurm's.
+/// Required programs; `scripts/setup-tests` installs Slurm's.
 const PROGRAMS: [&str; 7] = [
     "munged",
     "slurmctld",
@@ -22,7 +22,7 @@ const PROGRAMS: [&str; 7] = [
     "setpriv",
     "unshare",
 ];
-/// The first that ends ends all.
+/// The first daemon that exits ends all.
 const DAEMONS: &str = r#"
     here=$PWD
     # A machine whose power goes when there is a file that says so.
@@ -42,16 +42,16 @@ const DAEMONS: &str = r#"
     for name in "$@"; do node "$name" & done
     wait -n
 "#;
-/// Longest a job takes to what is waited for: Slurm looks at time limits every 30 s, and takes its time to requeue.
+/// Time limit for a job's progress: Slurm checks time limits every 30 s, and a requeue takes time.
 const JOB_LIMIT: Duration = Duration::from_secs(180);
-/// Time between two questions to Slurm.
+/// Time between two queries of Slurm.
 const POLL: Duration = Duration::from_millis(100);
-/// The nodes' names, of which a cluster has the first ones.
+/// Names of nodes; a cluster has the first ones.
 pub const NODES: [&str; 2] = ["node-1", "node-2"];
-/// The end of a log that says why.
+/// Length of the end of a log, which contains the reason.
 const LOG_TAIL_BYTES: usize = 3000;
 
-/// Ended with all its jobs when dropped.
+/// Cluster, ended with all its jobs on drop.
 pub struct Cluster<'a> {
     place: &'a Place,
     daemons: Child,
@@ -59,7 +59,8 @@ pub struct Cluster<'a> {
 }
 
 impl<'a> Cluster<'a> {
-    /// With this many nodes, of a GPU each; `None` after saying why the test is skipped.
+    /// Starts a cluster with this many nodes, with a GPU each; returns `None` after printing the reason for skipping
+    /// the test.
     pub fn start(place: &'a Place, nodes: usize) -> Option<Self> {
         if !PROGRAMS.into_iter().all(installed) {
             return None;
@@ -105,7 +106,7 @@ impl<'a> Cluster<'a> {
         states.contains("idle") && states.lines().all(|state| state.trim() == "idle")
     }
 
-    /// The node's power goes.
+    /// Simulates a power failure of the node.
     pub fn lose(&self, node: &str) {
         fs::write(self.place.file(&format!("slurm/off-{node}")), "").unwrap();
     }
@@ -119,26 +120,26 @@ impl<'a> Cluster<'a> {
             .unwrap()
     }
 
-    /// The same, when it cannot fail.
+    /// Does the same for a command that must succeed.
     pub fn tell(&self, program: &str, arguments: &[&str]) -> String {
         let output = self.ask(program, arguments);
         assert!(output.status.success(), "{program}: {}", stderr(&output));
         stdout(&output).trim().to_owned()
     }
 
-    /// The new job's id.
+    /// Submits a job; returns its id.
     pub fn submit(&self, script: &str, options: &[&str]) -> String {
         let name = "job.sbatch";
         fs::write(self.place.file(name), script).unwrap();
         self.tell("sbatch", &[&["--parsable"], options, &[name]].concat())
     }
 
-    /// What Slurm knows of a job, as `Key=Value` words.
+    /// Returns Slurm's description of a job, as `Key=Value` words.
     pub fn job(&self, id: &str) -> String {
         stdout(&self.ask("scontrol", &["--oneliner", "show", "job", id]))
     }
 
-    /// Waits until Slurm knows all of these words of a job.
+    /// Waits until Slurm's description of a job contains all of these words.
     pub fn wait_for(&self, id: &str, words: &[&str]) {
         let begun = Instant::now();
         loop {
@@ -156,7 +157,7 @@ impl<'a> Cluster<'a> {
         }
     }
 
-    /// Waits until the job has a step, which the script starts to hear of preemptions.
+    /// Waits until the job has a step, which the script starts to be informed of preemptions.
     pub fn wait_for_step(&self, id: &str) {
         let step = format!("{id}.0");
         let arguments = ["--noheader", "--steps", "--format=%i", "--jobs", id];
@@ -197,12 +198,12 @@ impl Drop for Cluster<'_> {
     }
 }
 
-/// Where the templates let all messages go.
+/// Returns the path to which the templates direct all messages.
 pub fn messages_of(id: &str) -> String {
     format!("train-{id}.err")
 }
 
-/// A program that talks to this cluster, as a user of it would call it.
+/// Returns a command that uses this cluster as its users would.
 fn command(place: &Place, program: &str) -> Command {
     let mut command = Command::new(program);
     for (name, _) in std::env::vars_os() {
@@ -232,7 +233,7 @@ fn prepare(folder: &Path, nodes: &[&str]) {
     fs::write(folder.join("gres.conf"), "Name=gpu File=/dev/null\n").unwrap();
 }
 
-/// A GPU is `/dev/null`. `cred_expire` is also how long a requeued job waits.
+/// Returns Slurm's configuration. A GPU is `/dev/null`. `cred_expire` is also the delay of a requeued job.
 fn configuration(folder: &Path, nodes: &[&str]) -> String {
     let host = nix::unistd::gethostname().unwrap();
     let host = host.to_string_lossy();
@@ -286,7 +287,7 @@ PartitionName=urgent Nodes={names} PriorityTier=2 PreemptMode=OFF
     )
 }
 
-/// One, and one for each node, free now. Slurm has no way to be given a port that is taken already.
+/// Returns a free port, and one for each node. Slurm cannot be given an open socket.
 fn free_ports(nodes: usize) -> (u16, Vec<u16>) {
     let bind = || TcpListener::bind("127.0.0.1:0").unwrap();
     let port = |listener: &TcpListener| listener.local_addr().unwrap().port();

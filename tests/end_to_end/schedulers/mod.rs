@@ -1,4 +1,4 @@
-//! Runs under schedulers: what the templates print, a real Slurm, and what systemd hears.
+//! Runs under schedulers: the printed templates, a real Slurm, and notifications of systemd.
 
 mod cluster;
 mod slurm;

@@ -1,5 +1,5 @@
-//! The templates under a real Slurm: time limits, preemption, scancel, exit codes. What has to be edited in a template is
-//! edited here as a user would; nothing else is.
+//! Templates under a real Slurm: time limits, preemption, scancel, exit codes. Only the parts that users have to edit
+//! are edited.
 
 use std::fs;
 
@@ -8,7 +8,7 @@ use crate::harness::{Place, apply, as_root, lines};
 
 use super::templates::filled;
 
-/// The template with other times: Slurm counts them in minutes.
+/// Returns the template with other times: Slurm counts them in minutes.
 fn with_times(script: &str, limit: &str, before: &str) -> String {
     let limited = script.replace("--time=24:00:00", &format!("--time={limit}"));
     let both = limited.replace("USR2@300", &format!("USR2@{before}"));
@@ -17,7 +17,7 @@ fn with_times(script: &str, limit: &str, before: &str) -> String {
     both
 }
 
-/// Waits for the job's end, which has to be as if it had never been interrupted.
+/// Waits for the job's end, which must equal that of an uninterrupted one.
 fn ends_equal(place: &Place, cluster: &Cluster<'_>, id: &str, restarts: &str) {
     place.go();
     cluster.wait_for(id, &["JobState=COMPLETED", "ExitCode=0:0", restarts]);
@@ -49,7 +49,7 @@ fn job_not_saved_in_time_continues_from_an_older_image() {
         "[hooks]\nbefore_snapshot = \"test ! -e slow || sleep 1000\"\ntimeout = \"1h\"\n",
     )
     .unwrap();
-    // Slurm looks every 30 s, and sends the signal rather too early than too late: 25 s after the start at the soonest.
+    // Slurm checks every 30 s, and sends the signal rather too early: 25 s after the start at the earliest.
     let id = cluster.submit(&with_times(&filled(&place, "slurm"), "1", "5"), &[]);
     place.wait_for("log", "20\n");
     place.snapshot();
@@ -60,7 +60,7 @@ fn job_not_saved_in_time_continues_from_an_older_image() {
     ends_equal(&place, &cluster, &id, "Restarts=1");
 }
 
-/// Another job that takes this node until the file `enough` is there.
+/// Starts another job that occupies this node until the file `enough` exists.
 fn take(cluster: &Cluster<'_>, node: &str) -> String {
     let node = format!("--nodelist={node}");
     let wrapped = "--wrap=until [ -e enough ]; do sleep 0.1; done";
@@ -70,7 +70,7 @@ fn take(cluster: &Cluster<'_>, node: &str) -> String {
     other
 }
 
-/// Another job takes the only node, for as long as it wants.
+/// Starts another job that preempts the only node.
 fn preempt(place: &Place, cluster: &Cluster<'_>, id: &str) {
     let other = take(cluster, NODES[0]);
     cluster.wait_for(id, &["JobState=PENDING", "Restarts=1"]);
@@ -106,7 +106,7 @@ fn preemption_without_notice_continues_from_newest_image() {
     ends_equal(&place, &cluster, &id, "Restarts=1");
 }
 
-/// The node that a job is on, and the other of two.
+/// Returns the node of a job, and the other of two.
 fn here_and_there(cluster: &Cluster<'_>, id: &str) -> (&'static str, &'static str) {
     let known = cluster.job(id);
     let is_on = |node| known.contains(&format!(" NodeList={node} "));
@@ -161,7 +161,7 @@ fn scancel_cancels() {
         let script = filled(&place, template);
         let id = cluster.submit(&script, &[]);
         place.wait_for("log", "20\n");
-        // With an image, there is something to go on from.
+        // The image allows the job to continue.
         place.snapshot();
         cluster.tell("scancel", &[&id]);
         cluster.wait_for(&id, &["JobState=CANCELLED", "Restarts=0"]);

@@ -1,4 +1,4 @@
-//! What systemd hears of a run: a datagram socket in its place.
+//! Notifications of systemd about a run, received by a datagram socket in its place.
 
 use std::os::unix::net::UnixDatagram;
 use std::thread;
@@ -8,11 +8,11 @@ use nix::sys::signal::Signal;
 
 use crate::harness::{COUNT, LIMIT, ON_REQUEST, Place, Run, UNTIL_GO, apply, as_root, lines};
 
-/// The service manager's end of the socket.
+/// Service manager's end of the socket.
 struct Manager {
     socket: UnixDatagram,
     heard: Vec<String>,
-    /// What comes before was waited for.
+    /// Position after the messages that were already waited for.
     passed: usize,
 }
 
@@ -37,7 +37,7 @@ impl Manager {
         })
     }
 
-    /// Hears one message; false when there is none for a while.
+    /// Receives one message; returns false if there is none for a while.
     fn hear(&mut self) -> bool {
         let mut buffer = [0; 4096];
         let Ok(got) = self.socket.recv(&mut buffer) else {
@@ -61,7 +61,7 @@ impl Manager {
         }
     }
 
-    /// Waits for the run's end and hears it out: who talks to a full socket waits.
+    /// Waits for the run's end and receives its messages: a sender waits on a full socket.
     fn end(&mut self, run: &mut Run) -> i32 {
         while !run.has_ended() {
             self.hear();
@@ -69,7 +69,7 @@ impl Manager {
         run.wait()
     }
 
-    /// Hears while something else is done, for the same reason.
+    /// Receives messages during another action, for the same reason.
     fn hear_during<T: Send>(&mut self, done: impl FnOnce() -> T + Send) -> T {
         thread::scope(|scope| {
             let doing = scope.spawn(done);
@@ -146,7 +146,7 @@ fn a_loop_that_hangs_feeds_no_watchdog() {
     manager.wait_for("READY=1");
     manager.wait_for("WATCHDOG=1");
     run.signal(Signal::SIGSTOP);
-    // What was said before the stop.
+    // Messages from before the stop.
     while manager.hear() {}
     let begun = Instant::now();
     while begun.elapsed() < Duration::from_secs(2) {

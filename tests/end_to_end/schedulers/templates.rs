@@ -1,5 +1,5 @@
-//! Files for schedulers: that they are what each scheduler reads, and what the scheduler then does, replayed here: its
-//! signals, its environment, its second run of the same line.
+//! Templates for schedulers: their format, and the scheduler's actions, simulated here: its signals, its environment,
+//! its second run of the same command line.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -16,7 +16,7 @@ use crate::harness::{
 
 const SCHEDULERS: [&str; 5] = ["systemd", "slurm", "slurm-preempt", "kubernetes", "docker"];
 
-/// A template with the job of these tests in it, snapshotted only when the scheduler says so.
+/// Returns a template with the job of these tests, which is snapshotted only when the scheduler requests it.
 pub fn filled(place: &Place, scheduler: &str) -> String {
     let store = place.file(".ckpt-run");
     let line = ["template", scheduler, "--interval", "never", "--store"];
@@ -28,7 +28,7 @@ pub fn filled(place: &Place, scheduler: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Programs of the scheduler's in front of PATH, and `ckpt-run` as users call it.
+/// Puts the scheduler's programs in front of PATH, and `ckpt-run` as users call it.
 fn with_programs(place: &Place, command: &mut Command) {
     let folder = place.file("bin");
     if !folder.exists() {
@@ -65,7 +65,7 @@ fn words(place: &Place, words: &[String]) -> Run {
     place.spawn(command, |_| {})
 }
 
-/// The supervisor among the scheduler's processes.
+/// Returns the supervisor among the scheduler's processes.
 fn supervisor(run: &Run) -> Pid {
     let mut found = None;
     wait_until("ckpt-run", || {
@@ -80,7 +80,7 @@ fn supervisor(run: &Run) -> Pid {
     Pid::from_raw(found.unwrap())
 }
 
-/// The processes of the step that hears of preemptions.
+/// Returns the processes of the step that is informed of preemptions.
 fn listeners(run: &Run) -> Vec<Pid> {
     let mut found = vec![];
     wait_until("the listener", || {
@@ -94,7 +94,7 @@ fn listeners(run: &Run) -> Vec<Pid> {
     found.into_iter().map(Pid::from_raw).collect()
 }
 
-/// The list behind a word of a file, as YAML and Dockerfiles have it.
+/// Returns the list after a word of a file, in the form of YAML and Dockerfiles.
 fn list(text: &str, before: &str) -> Vec<String> {
     let line = text
         .lines()

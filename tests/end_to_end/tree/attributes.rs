@@ -1,4 +1,4 @@
-//! What a thread has beside its memory and its files.
+//! Attributes of threads besides memory and files.
 
 use super::survival::survives;
 use crate::harness::{apply, as_root};

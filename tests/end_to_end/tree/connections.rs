@@ -1,4 +1,4 @@
-//! Connections inside the tree with data on its way: random bytes in both directions, checked by hash at both ends, over
+//! Connections within the job with data in transit: random bytes in both directions, checked by hash at both ends, over
 //! two kills.
 
 use std::fs;
@@ -7,7 +7,7 @@ use std::net::{TcpListener, TcpStream};
 use super::survival::survives_two_crashes;
 use crate::harness::{ON_REQUEST, Place, apply, as_root, stderr, wait_until};
 
-/// Both ends of streams; every byte that passes is counted and hashed.
+/// Opens both ends of streams; every byte that passes is counted and hashed.
 const STREAMS: &str = r#"
 class End:
     """One end: sends a stream of random bytes, and checks the one of the other end."""
@@ -59,7 +59,7 @@ def tcp(host="127.0.0.1"):
     return client, listening.accept()[0]
 "#;
 
-/// Two processes, an end each; both directions are full at the snapshot and at the crash.
+/// Runs two processes, one at each end; both directions are full at the snapshot and at the crash.
 fn full_both_ways(pair: &str) {
     let script = format!(
         r#"
@@ -163,7 +163,7 @@ for n in range(2):
     ));
 }
 
-/// Ends that were shut down: with data behind, with a full receiver, in both directions one after the other.
+/// Ends that were shut down: with pending data, with a full receiver, in both directions.
 #[apply(as_root)]
 fn half_closed_tcp_survives() {
     survives_two_crashes(&format!(
@@ -205,7 +205,7 @@ for n in range(2):
     ));
 }
 
-/// The end that was closed holds no data any more: the open end finds the rest of the data and the end.
+/// The closed end holds no data any more: the open end receives the rest of the data and the end.
 #[apply(as_root)]
 fn tcp_whose_other_end_was_closed_survives() {
     survives_two_crashes(
@@ -225,7 +225,7 @@ for n in range(2):
     );
 }
 
-/// A job with a connection that it accepts after the gate `accept`.
+/// Job with a connection that it accepts after the gate `accept`.
 const WAITS: &str = r#"
 import os, socket, time
 if FAMILY == "tcp":
@@ -263,7 +263,7 @@ fn unaccepted_connection_with_data_is_refused() {
         for word in words {
             assert!(message.contains(word), "{message}");
         }
-        // Accepted between two attempts at the next one.
+        // Accepted between two attempts of the next one.
         let attempts = || {
             place
                 .text("err")
@@ -285,7 +285,7 @@ fn unaccepted_connection_with_data_is_refused() {
     }
 }
 
-/// Connections of others, which are closed by a restore anyway.
+/// Connections of outsiders, which a restore closes anyway.
 #[apply(as_root)]
 fn pending_connections_of_others_allow_a_snapshot() {
     let script = r#"
@@ -328,7 +328,7 @@ print("done", flush=True)
     assert!(place.text("out").ends_with("done\n"));
 }
 
-/// Of a server that does not set `SO_REUSEADDR`. What is left of its connections keeps the address from being bound.
+/// Connections of a server that does not set `SO_REUSEADDR`; their remains prevent a bind to the address.
 #[apply(as_root)]
 fn a_server_comes_back_though_clients_keep_their_connections() {
     let script = r#"
@@ -359,7 +359,7 @@ server.sendall(b"again"); assert client.recv(5) == b"again"
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
 }
 
-/// Like a connection of TCP; CRIU saves those of Unix sockets.
+/// Behaves like a TCP connection; CRIU saves connections of Unix sockets.
 #[apply(as_root)]
 fn a_unix_connection_that_is_not_accepted_survives() {
     survives_two_crashes(

@@ -1,16 +1,17 @@
-//! Device files of an NVIDIA GPU in a child that was forked by a process with CUDA, without a GPU: the test shows the
-//! supervisor a machine on which another driver's devices have an NVIDIA driver's numbers.
+//! Device files of an NVIDIA GPU in a child forked by a CUDA process, without a GPU: the test shows the supervisor a
+//! machine on which another driver's devices have the numbers of an NVIDIA driver.
 //!
-//! In a mount namespace of its own, `/proc/devices` says that `misc` belongs to `nvidia-uvm`, `/dev/nvidiactl` is a
-//! node of `misc`, and `libcuda.so.1` knows no process with CUDA. All else, from the node's kernel driver to CRIU, is
-//! real. Mappings take a GPU (tests/gpu): no device of a machine without one can be mapped and is refused by CRIU.
+//! In a separate mount namespace, `/proc/devices` states that `misc` belongs to `nvidia-uvm`, `/dev/nvidiactl` is a
+//! node of `misc`, and `libcuda.so.1` knows no CUDA process. Everything else, from the node's kernel driver to CRIU, is
+//! real. Mappings require a GPU (tests/gpu): a machine without one has no device that can be mapped and that CRIU
+//! refuses.
 
 use std::fs;
 use std::process::{Command, Stdio};
 
 use crate::harness::{ON_REQUEST, Place, Run, apply, as_root, stderr};
 
-/// Makes that machine of this one, in `$1`, and becomes the rest of the arguments.
+/// Creates that machine in `$1`, and executes the rest of the arguments.
 const MACHINE: &str = r#"
 set -e
 here=$1; shift
@@ -26,7 +27,7 @@ mount --bind "$here/devices" /proc/devices
 exec "$@"
 "#;
 
-/// A `libcuda.so.1` that knows no process: "not initialized" (3).
+/// Source of a `libcuda.so.1` that knows no process: "not initialized" (3).
 const NOBODY_USES_CUDA: &str = r"
 int cuInit(unsigned flags) { return 100; }
 int cuDriverGetVersion(int *version) { *version = 13000; return 0; }
@@ -40,7 +41,7 @@ int cuCheckpointProcessRestore(int pid, void *args) { return 3; }
 int cuCheckpointProcessUnlock(int pid, void *args) { return 3; }
 ";
 
-/// Has a worker with the device open twice, itself not; says after each gate what the worker has.
+/// Has a worker with the device open twice, and does not open it itself; prints the worker's files after each gate.
 const WITH_A_WORKER: &str = r#"
 import fcntl, os, stat, sys, time
 device = os.open("/dev/nvidiactl", os.O_RDWR | os.O_CLOEXEC)
@@ -99,7 +100,7 @@ fn unusable_device_files_of_a_fork_are_restored_as_null() {
     place.wait_for("err", "restored");
     fs::write(place.file("one"), "").unwrap();
     place.wait_for("out", "ready two");
-    // What is there now is an ordinary file for CRIU.
+    // The restored file is an ordinary file for CRIU.
     place.snapshot();
     run.crash();
     fs::write(place.file("two"), "").unwrap();
@@ -140,7 +141,7 @@ fn program_unknown_to_the_driver_is_not_snapshotted() {
 #[apply(as_root)]
 fn a_device_of_another_driver_is_refused_by_criu() {
     let place = Place::new();
-    // The same node, on the machine as it is: its name proves nothing.
+    // The same node on the unchanged machine: its name proves nothing.
     let node = place.file("nvidiactl");
     let made = Command::new("mknod")
         .arg(&node)
@@ -162,7 +163,7 @@ fn a_device_of_another_driver_is_refused_by_criu() {
     goes_on(&place, &mut run);
 }
 
-/// After a snapshot that failed, the job computes to its end.
+/// Checks that the job computes to its end after a failed snapshot.
 fn goes_on(place: &Place, run: &mut Run) {
     for gate in ["one", "two"] {
         fs::write(place.file(gate), "").unwrap();

@@ -1,4 +1,4 @@
-//! Descriptors and signals that tell of events.
+//! Descriptors and signals that report events.
 
 use super::survival::survives;
 use crate::harness::{apply, as_root};

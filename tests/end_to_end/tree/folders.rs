@@ -1,4 +1,4 @@
-//! Folders that the dying job tidies away, with what an image needs in them.
+//! Folders that the dying job removes together with files that an image needs.
 
 use std::fs;
 
@@ -8,8 +8,8 @@ use nix::unistd::Pid;
 use super::survival::{Survival, survives};
 use crate::harness::{apply, as_root, wait_until};
 
-/// As soon as there is a file `tidy`, once: removes `folder`, then kills the job's first process. What Python's
-/// multiprocessing does the other way round, without the race against the end of the sandbox.
+/// As soon as there is a file `tidy`, once: removes `folder`, then kills the job's first process. Python's
+/// multiprocessing does this in the opposite order, with a race against the end of the sandbox.
 const TIDY: &str = r#"
 import shutil
 def tidy(folder):
@@ -20,7 +20,7 @@ def tidy(folder):
     time.sleep(3600)
 "#;
 
-/// The job tidies up and dies; it must end as if it had not.
+/// Checks that the job's result does not depend on its removals before its death.
 fn survives_its_own_tidying(script: &str) {
     let script = format!("home = os.getcwd()\n{TIDY}{script}");
     let survival = Survival::begin(&script);

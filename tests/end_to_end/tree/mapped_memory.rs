@@ -1,4 +1,4 @@
-//! Memory: private, shared, backed by files or by nothing.
+//! Memory: private, shared, backed by files or anonymous.
 
 use super::survival::{Survival, survives, take_turns};
 use crate::harness::{ON_REQUEST, Place, apply, as_root, skip, stderr};
@@ -72,7 +72,7 @@ for i in steps():
     );
 }
 
-/// Named shared memory and a named semaphore between the job and its child; `{name}` is unique.
+/// Creates named shared memory and a named semaphore between the job and its child; `{name}` is unique.
 const NAMED: &str = r#"
 from multiprocessing import shared_memory
 name = "ckpt-run-test-" + hashlib.sha256(os.getcwd().encode()).hexdigest()[:12]
@@ -120,10 +120,10 @@ fn named_shared_memory_that_vanished_with_a_reboot_is_made_anew() {
         .ends_like_an_undisturbed_run();
 }
 
-/// Huge pages that the tests need: those of one job, while it is restored.
+/// Number of huge pages that the tests need: those of one job, while it is restored.
 const HUGE_PAGES: u64 = 4;
 
-/// Tells whether the machine has huge pages to spare. If not, the test counts as skipped.
+/// Returns true if the machine has enough free huge pages. If not, the test counts as skipped.
 fn has_huge_pages() -> bool {
     let free = std::fs::read_to_string("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages");
     let free = free.map_or(0, |text| text.trim().parse().unwrap_or(0));

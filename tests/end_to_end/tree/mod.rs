@@ -1,5 +1,5 @@
-//! What kinds of processes and resources survive: each job uses one kind throughout, is snapshotted and killed in
-//! the middle, restored, and must end like a run that was never interrupted.
+//! Kinds of processes and resources that survive: each job uses one kind, is snapshotted and killed in the middle,
+//! restored, and must end like an uninterrupted run.
 
 mod attributes;
 mod connections;

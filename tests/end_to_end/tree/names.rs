@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use crate::harness::{Place, Run, apply, as_root, stderr};
 
-/// Keeps a log, a file that it replaces and one in a folder that it is in; notes its argument.
+/// Keeps a log, a file that it replaces and one in its working folder; records its argument.
 const JOB: &str = r#"
 import os, sys, time
 log = open(b"log\xe9", "a")
@@ -30,7 +30,7 @@ while not os.path.exists("two"): time.sleep(0.01)
 print(open(b"state\xe9").read(), open(b"log\xe9").read().split(), open(b"f\xff/update").read(), os.readlink(b"moved\xe9"))
 "#;
 
-/// The same folder for all commands: one whose name is not UTF-8.
+/// Folder for all commands, with a name that is not UTF-8.
 struct Folder {
     place: Place,
     name: OsString,
@@ -89,7 +89,7 @@ fn names_that_are_not_utf_8_survive() {
         serde_json::from_str(&folder.verb(&["show", "latest", "--json"])).unwrap();
     assert!(shown.to_string().contains("[97,114,103,255]"), "{shown}");
     folder.verb(&["show", "latest"]);
-    // Both the job and its supervisor: the image and the run's state are read anew.
+    // Kills both the job and its supervisor, so that the image and the run's state are read again.
     run.signal(nix::sys::signal::Signal::SIGKILL);
     run.wait();
     fs::write(folder.file("two"), "").unwrap();

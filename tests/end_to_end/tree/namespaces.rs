@@ -1,11 +1,11 @@
-//! Namespaces that a process of the job has for itself: a container or sandbox inside of the job.
+//! Separate namespaces of a process of the job: a container or sandbox inside the job.
 
 use std::io::Write;
 
 use crate::harness::{ON_REQUEST, Place, apply, as_root, stderr, wait_until};
 
-/// Makes a child that has done `unshare` with the flags in `sys.argv[1]`, or a thread that has; it ends when the job may
-/// be snapshotted again.
+/// Starts a child, or a thread, that calls `unshare` with the flags in `sys.argv[1]`; it ends when the job may be
+/// snapshotted again.
 const WITH_NAMESPACES: &str = r#"
 import ctypes, os, sys, threading, time
 flags, who = int(sys.argv[1], 16), sys.argv[2]
@@ -30,7 +30,7 @@ until("go")
 const MOUNT: &str = "0x20000";
 const PID: &str = "0x20000000";
 
-/// Refused with the namespace's name, then taken when the process has ended.
+/// Checks that a snapshot is refused with the namespace's name, and succeeds after the process has ended.
 fn is_refused(flags: &str, who: &str, namespace: &str) {
     let place = Place::new();
     std::fs::write(place.file("job.py"), WITH_NAMESPACES).unwrap();
@@ -71,7 +71,7 @@ fn a_child_whose_children_will_have_their_own_pids_is_named() {
 
 #[apply(as_root)]
 fn a_thread_with_its_own_mounts_is_named() {
-    // A thread that shares its folder with others cannot leave their mounts: CLONE_FS first.
+    // A thread that shares its folder with others cannot leave their mount namespace: CLONE_FS first.
     is_refused("0x20200", "thread", "a mount namespace of its own");
 }
 
@@ -82,7 +82,7 @@ fn a_file_below_a_later_mount_of_the_machines_is_named() {
     let script = "import os, time\nopened = open('below/file', 'w')\nprint('ready', flush=True)\n\
                   while not os.path.exists('go'): time.sleep(0.02)\n";
     std::fs::write(place.file("job.py"), script).unwrap();
-    // The machine, for the job's sandbox: its mounts appear there. Standard input tells it to mount and to unmount.
+    // The machine of the job's sandbox: its mounts propagate there. Standard input controls the mounts.
     let machine = r#"mount --make-rshared /; "$@" </dev/null & run=$!
         read word; mount -t tmpfs none below; : >mounted; read word; umount --lazy below; : >unmounted; wait $run"#;
     let ours = place.command(&["--interval", "never", "--", "python3", "-u", "job.py"]);

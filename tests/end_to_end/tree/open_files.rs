@@ -155,10 +155,10 @@ note(open(os.path.join(home, "deep", "file")).read())
     );
 }
 
-/// Most numbers of descriptors that CRIU gives the files of such a job.
+/// Maximum number that CRIU gives the files of such a job.
 const NUMBERS: u32 = 400;
 
-/// A job that has a file open, as a POSIX semaphore is, by a name that it has lost: CRIU links it as `link_remap.N`.
+/// Starts a job with an open file whose name was removed, as POSIX semaphores have; CRIU links it as `link_remap.N`.
 fn with_a_renamed_file() -> (Place, Run) {
     let place = Place::new();
     let run = place.start_python(
@@ -175,7 +175,7 @@ assert os.pread(file.fileno(), 10, 0) == b"content" and os.path.sameopenfile(fil
     (place, run)
 }
 
-/// Names are in the way that belong to nobody who is at work: with `make`, which is given each of them.
+/// Checks a snapshot with conflicting names that belong to no running program; `make` creates each of them.
 fn survives_names(make: impl Fn(&Place, &Path)) -> Place {
     let (place, mut run) = with_a_renamed_file();
     let names = || (0..NUMBERS).map(|number| place.file(&format!("link_remap.{number}")));
@@ -204,7 +204,7 @@ fn links_that_a_killed_dump_has_left_are_taken_away() {
     }
 }
 
-/// A job with semaphores, whose files in `/dev/shm` have lost the names that they were made with.
+/// Job with semaphores whose files in `/dev/shm` have lost their original names.
 const SEMAPHORES: &str = r#"
 import itertools, multiprocessing, os, time
 def work(lock, turns, done):
@@ -268,7 +268,7 @@ fn a_snapshot_that_waits_for_another_job_says_so() {
     let place = Place::new();
     let mut run = place.start_python(&ON_REQUEST, SEMAPHORES);
     place.wait_for("out", "5\n");
-    // Another program's lock would not be waited for so long.
+    // Another program's lock would not be awaited for so long.
     let other = place.file("ckpt-run-of-another-job");
     fs::copy("/usr/bin/flock", &other).expect("a program");
     let mut held = Command::new(other)

@@ -48,7 +48,7 @@ os.kill(child, signal.SIGKILL)
 
 #[apply(as_root)]
 fn a_proc_file_that_a_restore_would_not_find_is_named() {
-    // `/proc/self` itself: CRIU has a mistake there.
+    // `/proc/self` itself is affected by a bug of CRIU.
     for (what, opens, why) in [
         (
             "/task/",

@@ -1,4 +1,4 @@
-//! Threads and processes in all their relations.
+//! Threads and processes in all relations.
 
 use std::fs;
 
@@ -135,7 +135,7 @@ note(answer.read(1))
     );
 }
 
-/// A helper of a helper that has ended answers the job; it is in the session of the job, which is not above it.
+/// The helper of an exited helper answers the job; it is in the session of the job, which is not its ancestor.
 const ORPHAN: &str = r"
 there, back = os.pipe(), os.pipe()
 first = os.fork()

@@ -1,7 +1,7 @@
-//! Random operations on files by several processes: after each restore the tree is as at the snapshot, and what other
-//! programs changed is as they left it.
+//! Random file operations by several processes: after each restore the files are as at the snapshot, and changes by
+//! other programs are kept.
 //!
-//! More rounds: `RANDOM_FILES_ROUNDS=200 cargo test --test end_to_end random_operations`. A seed that failed goes into
+//! More rounds: `RANDOM_FILES_ROUNDS=200 cargo test --test end_to_end random_operations`. A failed seed is added to
 //! `SEEDS`.
 
 use std::collections::BTreeMap;
@@ -13,13 +13,13 @@ use nix::sys::signal::Signal;
 
 use crate::harness::{ON_REQUEST, Place, Run, apply, as_root, wait_until};
 
-/// Seeds that every run of the tests tries.
+/// Seeds used in every run of the tests.
 const SEEDS: [u64; 2] = [1, 2];
-/// What is killed after each image. The second restore begins with the files that the first put back.
+/// Process to be killed after each image. The second restore begins with the files that the first one rolled back.
 const KILLED: [Killed; 2] = [Killed::Job, Killed::Supervisor];
 
-/// Three processes do random things to the files in `data`. At rest, the job waits for an order: `some` is a number of
-/// operations, `run` is operations until it is killed.
+/// Three processes execute random operations on the files in `data`. In between, the job waits for an order: `some`
+/// stands for a number of operations, `run` for operations until it is killed.
 const JOB: &str = r#"
 import mmap, os, random, shutil, sys, time
 
@@ -159,7 +159,7 @@ impl Scene {
         self.place.wait_for("out", &line);
     }
 
-    /// Gives an order, which has its name at once and as a whole.
+    /// Writes an order atomically.
     fn order(&self, order: &str) {
         let draft = self.place.file("control/draft");
         fs::write(&draft, order).unwrap();
@@ -172,7 +172,7 @@ impl Scene {
 
     fn some(&mut self) {
         self.order("some");
-        // The job takes note of an order before it looks whether that was taken back.
+        // The job takes note of an order before it checks if the order was withdrawn.
         let busy = self.place.path().join("data");
         let before = tree(&busy);
         wait_until("operations", || tree(&busy) != before);
@@ -181,7 +181,7 @@ impl Scene {
         self.wait_for_rest();
     }
 
-    /// Has the job run, kills it or its supervisor after some changes, and waits for the restore.
+    /// Lets the job run, kills it or its supervisor after some changes, and waits for the restore.
     fn kill(&mut self, killed: Killed) {
         let count = |text: &str| self.place.text("out").matches(text).count();
         let restored = || self.place.text("err").matches("restored image=").count();
@@ -218,7 +218,7 @@ fn start(place: &Place, seed: u64) -> Run {
     })
 }
 
-/// Describes a folder: kinds, modes, times, contents, and which names are one file.
+/// Describes a folder: types, modes, times, contents, and hard links.
 fn tree(top: &Path) -> BTreeMap<PathBuf, String> {
     let mut found = BTreeMap::new();
     let mut folders = vec![top.to_owned()];

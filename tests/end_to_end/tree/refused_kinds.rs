@@ -1,12 +1,12 @@
-//! What CRIU cannot bring back is refused by name, with its process and a remedy; the job goes on, and gets a snapshot
-//! once it has let go of it.
+//! Resources that CRIU cannot restore: each is refused by name, with its process and a remedy; the job continues, and
+//! snapshots work again after it has released the resource.
 
 use std::fs;
 use std::process::Command;
 
 use crate::harness::{ON_REQUEST, Place, apply, as_root, copy_environment, stderr};
 
-/// In front of every job: `hold(SOMETHING)` keeps it until the test says `let go`.
+/// Common beginning of the jobs: `hold(SOMETHING)` keeps it until the test writes `let go`.
 const PRELUDE: &str = r#"
 import os, socket, struct, subprocess, sys, time
 def gate(name):
@@ -18,7 +18,7 @@ def hold(let_go):
     print("done", flush=True)
 "#;
 
-/// Runs a job that is refused with all these words, lets go, is snapshotted, killed and restored.
+/// Runs a job that is refused with all these words, releases the resource, is snapshotted, killed and restored.
 fn refused_until_it_lets_go(script: &str, words: &[&str]) {
     let place = Place::new();
     let mut run = place.start_python(&ON_REQUEST, &format!("{PRELUDE}{script}"));
@@ -64,7 +64,7 @@ hold(child.communicate)
 
 #[apply(as_root)]
 fn sockets_of_kinds_that_criu_does_not_know_are_refused() {
-    // A kernel without one of these is left alone.
+    // Kinds that the kernel does not support are skipped.
     let script = r#"
 made = []
 for family, kind, protocol in KINDS:
@@ -115,7 +115,7 @@ hold(finish)
     refused_until_it_lets_go(script, &["(python3) has begun a datagram", "let it send"]);
 }
 
-/// In a network namespace without one: CRIU does not start.
+/// In a network namespace without one, CRIU does not start.
 #[apply(as_root)]
 fn a_loopback_interface_that_is_down_is_named() {
     let place = Place::new();

@@ -1,13 +1,13 @@
-//! Many lives of one job.
+//! Many attempts of one job.
 
 use std::fs;
 
 use crate::harness::{ON_REQUEST, Place, apply, as_root};
 
-/// Crashes of one job.
+/// Number of crashes of the job.
 const ROUNDS: usize = 10;
 
-/// A child, a shared mapping, a System V segment, a log and a random-number generator, over all rounds.
+/// Uses a child, a shared mapping, a System V segment, a log and a random-number generator over all rounds.
 const JOB: &str = r#"
 import ctypes, hashlib, mmap, os, random, sys, time
 rounds = int(sys.argv[1])

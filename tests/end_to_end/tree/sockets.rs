@@ -1,4 +1,4 @@
-//! Sockets inside the tree, and connections to others.
+//! Sockets within the job, and connections to others.
 
 use std::fs;
 use std::net::TcpListener;
@@ -35,7 +35,7 @@ for one, other in (pair, packets, (client, server)):
     );
 }
 
-/// A listening socket, connections through it and data under way, on a family's loopback address.
+/// Creates a listening socket, connections through it and data in transit, on a family's loopback address.
 fn tcp(family: &str, address: &str) -> String {
     format!(
         r#"
@@ -123,8 +123,8 @@ for i in steps():
     );
 }
 
-/// A job that is connected to us, besides `more`, crashes and is restored; returns what it says of the
-/// connection then. Everything within the job goes on in any case.
+/// Runs a job that is connected to the test, in addition to `more`, crashes and is restored; returns its output about
+/// the connection. Everything within the job continues in any case.
 fn connection_to_others(setting: &str, more: &str) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
     let address = listener.local_addr().expect("an address");

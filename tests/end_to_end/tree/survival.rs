@@ -1,4 +1,4 @@
-//! The way every job here goes: start, snapshot, crash, restore, end; beside it the same job undisturbed.
+//! Procedure for each job here: start, snapshot, crash, restore, end; and the same job undisturbed.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -6,7 +6,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::harness::{ON_REQUEST, Place, Run, descendants, wait_until_gone};
 
-/// In front of every job: `steps` counts, and stands still where the test has to act, whatever the machine's speed.
+/// Common beginning of the jobs: `steps` counts, and waits where the test has to act, independent of the machine's
+/// speed.
 const PRELUDE: &str = r#"
 import array, ctypes, fcntl, hashlib, mmap, os, select, signal, socket, struct, subprocess, sys, threading, time
 
@@ -41,17 +42,17 @@ def until(condition):
         assert time.monotonic() < end, "waited too long"
         time.sleep(0.005)
 "#;
-/// Behind every job.
+/// Common end of the jobs.
 const EPILOGUE: &str = "\nprint(*notes, 'end', sep='\\n', flush=True)\n";
 
-/// A job under supervision that was snapshotted and has gone on a little.
+/// Supervised job that was snapshotted and has continued a little.
 pub struct Survival {
     pub place: Place,
     pub run: Run,
     expected: String,
 }
 
-/// The whole way; the job's own checks and everything it noted must come out as if nothing had happened.
+/// Runs the whole procedure; the job's own checks and all its notes must equal those of an undisturbed job.
 pub fn survives(script: &str) {
     let survival = Survival::begin(script);
     survival.run.crash();
@@ -59,7 +60,7 @@ pub fn survives(script: &str) {
 }
 
 impl Survival {
-    /// Starts the job, takes a snapshot in the midst of its work and lets it go on.
+    /// Starts the job, takes a snapshot in the middle of its work and lets it continue.
     pub fn begin(script: &str) -> Self {
         let script = format!("{PRELUDE}{script}{EPILOGUE}");
         let expected = undisturbed(&script);
@@ -87,7 +88,7 @@ impl Survival {
         assert!(err().contains("restored"), "{}", err());
     }
 
-    /// As after a reboot: the supervisor is gone with the job, then somebody starts it again.
+    /// Simulates a reboot: the supervisor is killed with the job, then started again.
     pub fn supervisor_dies(self, meanwhile: impl FnOnce(&Place)) -> Self {
         let Self {
             place,
@@ -109,8 +110,8 @@ impl Survival {
     }
 }
 
-/// Two snapshots, each followed by a crash. In round N the job prints `armed-N` where the snapshot is to be taken, waits
-/// for the gate `snapshotted-N`, goes on, prints `moved-N` and waits for the gate `crashed-N`.
+/// Takes two snapshots, each followed by a crash. In round N the job prints `armed-N` where the snapshot is to be
+/// taken, waits for the gate `snapshotted-N`, continues, prints `moved-N` and waits for the gate `crashed-N`.
 pub fn survives_two_crashes(script: &str) {
     let place = Place::new();
     fs::write(place.file("job.py"), format!("{PRELUDE}{script}")).expect("the script is written");
@@ -130,8 +131,8 @@ pub fn survives_two_crashes(script: &str) {
     assert_eq!(err().matches("restored image").count(), 2, "{}", err());
 }
 
-/// Jobs with named semaphores take turns: while CRIU dumps or restores one, its `link_remap.N` stands in `/dev/shm`,
-/// and another job's may have the same number. A snapshot that meets it fails, and the job goes on.
+/// Lock of jobs with named semaphores: while CRIU dumps or restores one, its `link_remap.N` is in `/dev/shm`, and
+/// another job's link may have the same number. A snapshot that meets it fails, and the job continues.
 static NAMED_SEMAPHORES: Mutex<()> = Mutex::new(());
 
 pub fn take_turns() -> MutexGuard<'static, ()> {
@@ -142,13 +143,13 @@ pub fn take_turns() -> MutexGuard<'static, ()> {
 
 const JOB: [&str; 3] = ["python3", "-u", "job.py"];
 
-/// What the job prints when nobody disturbs it.
+/// Returns the output of an undisturbed job.
 fn undisturbed(script: &str) -> String {
     let place = Place::new();
     for name in ["job.py", "snapshotted", "crashed"] {
         fs::write(place.file(name), script).expect("a file");
     }
-    // Like under supervision, nothing of System V is left from others.
+    // As under supervision, there are no System V objects of others.
     let output = Command::new("unshare")
         .args(["--ipc", "python3", "-u", "job.py"])
         .current_dir(place.path())

@@ -1,4 +1,4 @@
-//! System V IPC: the job has an IPC namespace of its own.
+//! System V IPC: the job has a separate IPC namespace.
 
 use super::survival::survives;
 use crate::harness::{apply, as_root};

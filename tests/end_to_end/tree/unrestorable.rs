@@ -1,9 +1,10 @@
-//! What an image would not contain or could not bring back, and what a snapshot would harm: refused by name, and the
-//! job goes on.
+//! State that an image would lack or that cannot be restored, and state that a snapshot would harm: refused by name,
+//! and the job continues.
 
 use crate::harness::{ON_REQUEST, Place, apply, as_root, stderr};
 
-/// Starts the job, which prints "ready", and returns the message with which a snapshot is refused. The job must go on.
+/// Starts the job, which prints "ready", and returns the message with which a snapshot is refused. The job must
+/// continue.
 fn refusal(script: &str) -> String {
     let place = Place::new();
     let script = format!(
@@ -21,7 +22,7 @@ fn refusal(script: &str) -> String {
     said
 }
 
-/// A double-forked daemon under a subreaper of the job's own; the leader of its session is gone.
+/// Double-forked daemon under a subreaper of the job; the leader of its session has exited.
 const ADOPTED: &str = r#"
 assert ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) == 0
 ready = os.pipe()

@@ -5,7 +5,7 @@ use std::fs;
 use super::survival::survives;
 use crate::harness::{ON_REQUEST, Place, apply, as_root};
 
-/// Calls of the C library itself: Python's own begin anew after an interruption.
+/// Calls the C library directly: Python's own functions restart after an interruption.
 const WAITS: &str = r#"
 libc.syscall.argtypes = [ctypes.c_long] * 5
 results = {}

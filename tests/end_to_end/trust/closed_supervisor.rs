@@ -1,4 +1,4 @@
-//! What the job's words do to a terminal, and what others get to see of the supervisor.
+//! Effect of the job's strings on a terminal, and access of others to the supervisor.
 
 use std::fs;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -10,7 +10,7 @@ use nix::unistd::Pid;
 
 use crate::harness::{ON_REQUEST, Place, apply, as_root, skip, wait_until};
 
-/// Sets a title, clears the screen, and hides what follows from a reader: in one byte, in two, and by direction.
+/// Sets a title, clears the screen, and hides text from a reader: by one byte, by two bytes, and by text direction.
 const EVIL: &str = "\u{1b}]0;owned\u{7}\u{9b}2J\u{202e}evil";
 
 #[apply(as_root)]
@@ -42,12 +42,12 @@ fn a_jobs_command_line_controls_no_terminal() {
     let named = texts.iter().filter(|text| text.contains("owned")).count();
     assert!(named >= 4, "{texts:?}");
     assert!(texts[0].contains("\\u001b]0;owned"), "{}", texts[0]);
-    // Data remains what it was.
+    // The data are unchanged.
     let json: serde_json::Value = serde_json::from_slice(&shown[3].stdout).expect("JSON");
     assert!(json.to_string().contains("owned"), "{json}");
 }
 
-/// Lets a command dump its core, wherever the machine puts it.
+/// Allows a command to dump core, wherever the machine writes it.
 fn with_core(command: &mut Command) -> &mut Command {
     // SAFETY: one system call.
     #[allow(unsafe_code, reason = "a limit is set between fork and exec")]

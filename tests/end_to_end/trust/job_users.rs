@@ -8,17 +8,17 @@ use nix::unistd::User;
 
 use crate::harness::{ON_REQUEST, Place, apply, as_root, stderr, wait_until};
 
-/// A user that every Debian has, with groups and a home of its own.
+/// User that exists on every Debian, with its own groups and home.
 const USER: &str = "mail";
 
 fn user() -> User {
     User::from_name(USER).expect("asked").expect("a user")
 }
 
-/// A place that the user may write to.
+/// Creates a place that the user may write to.
 fn place() -> Place {
     let place = Place::new();
-    // The store is root's, beside the job's folder.
+    // The store belongs to root, beside the job's folder.
     fs::set_permissions(
         place.path(),
         std::os::unix::fs::PermissionsExt::from_mode(0o755),

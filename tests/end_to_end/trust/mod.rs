@@ -1,4 +1,4 @@
-//! What other users can do to a run of root's, and what images and requests are trusted in.
+//! Attacks of other users on a run of root, and the trust in images and requests.
 
 mod closed_supervisor;
 mod job_users;

@@ -1,4 +1,4 @@
-//! Stores and settings at places that other users can change.
+//! Stores and settings in places that other users can change.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown, lchown, symlink};
@@ -9,7 +9,7 @@ use crate::harness::{ON_REQUEST, Place, apply, as_root, stderr};
 
 const NOBODY: u32 = 65534;
 
-/// Asserts that a run with this store ends before its job runs, with this message.
+/// Checks that a run with this store ends with this message before its job runs.
 fn the_store_is_refused(place: &Place, store: &str, message: &str) {
     let output = place.verb(&["--store", store, "--", "touch", "job-ran"]);
     assert_eq!(output.status.code(), Some(125), "{}", stderr(&output));
@@ -31,7 +31,7 @@ fn a_store_in_another_users_folder_is_refused() {
         .expect("a folder")
         .count();
     assert_eq!(left, 0, "root has made something there");
-    // One that is there already, and was made when the folder was root's.
+    // An existing store, created when the folder belonged to root.
     chown(place.file("theirs"), Some(0), None).expect("taken back");
     let made = place.verb(&["--store", "theirs/store", "--", "true"]);
     assert!(made.status.success(), "{}", stderr(&made));
@@ -85,7 +85,7 @@ fn settings_that_a_group_can_write_are_refused() {
     let settings = place.file("ckpt-run.toml");
     fs::write(&settings, "snapshot.interval = \"never\"\n").expect("written");
     fs::set_permissions(&settings, Permissions::from_mode(0o664)).expect("mode");
-    // The group of the user's own: harmless.
+    // The user's private group is harmless.
     let output = place.verb(&["--", "true"]);
     assert!(output.status.success(), "{}", stderr(&output));
     chown(&settings, None, Some(NOBODY)).expect("given away");
@@ -144,7 +144,7 @@ fn no_image_is_written_to_a_store_put_in_place_of_the_runs() {
     rename(&store, &away);
     let copied = Command::new("cp").arg("-a").args([&away, &store]).status();
     assert!(copied.expect("cp runs").success());
-    // The socket's name is still a way to the supervisor.
+    // The socket's name still leads to the supervisor.
     fs::remove_file(store.join("control.sock")).expect("removed");
     fs::hard_link(away.join("control.sock"), store.join("control.sock")).expect("linked");
     let output = place.verb(&["snapshot"]);
@@ -154,7 +154,7 @@ fn no_image_is_written_to_a_store_put_in_place_of_the_runs() {
         "{}",
         stderr(&output)
     );
-    // Back in its place, the store is used again, and the job has gone on.
+    // After its return, the store is used again, and the job has continued.
     fs::remove_dir_all(&store).expect("removed");
     rename(&away, &store);
     assert_ne!(place.snapshot(), first);

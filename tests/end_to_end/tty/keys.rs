@@ -1,4 +1,4 @@
-//! Keys: those for the job, those that end or stop it, and lines that are edited.
+//! Keys: those for the job, those that end or stop it, and line editing.
 
 use std::fs;
 
@@ -16,7 +16,7 @@ fn ctrl_c_ends_the_job_with_130_and_ctrl_backslash_with_131() {
         let mut run = screen.start(&place, &["--", "sh", "-c", "echo ready; exec sleep 1000"]);
         screen.wait_for("ready");
         screen.wait_until_raw();
-        // With an image there is something a crash would be restored from.
+        // With the image, a crash would lead to a restore.
         place.snapshot();
         screen.types(key);
         assert_eq!(run.wait(), code, "{}", screen.text());
@@ -64,7 +64,7 @@ fn ctrl_z_stops_both_and_fg_lets_both_go_on() {
     let place = Place::new();
     let screen = Screen::new(24, 80);
     fs::write(place.file("job.py"), COUNT).unwrap();
-    // A shell without line editing: it leaves the terminal's modes alone, so that what is seen is our doing.
+    // A shell without line editing does not change the terminal's modes, so all changes are ckpt-run's.
     let mut shell = place.command(&[]);
     let program = shell.get_program().to_owned();
     shell = {
@@ -148,7 +148,7 @@ fn a_shell_in_the_terminal_has_job_control() {
     kill(Pid::from_raw(job), Signal::SIGKILL).unwrap();
     screen.wait_for("ckpt-run: restored");
     screen.wait_until_raw();
-    // Its stopped job is there, comes to the foreground, and Ctrl-C hits it and not the shell.
+    // Its stopped job comes to the foreground, and Ctrl-C hits the job and not the shell.
     screen.types("jobs; fg\r");
     screen.wait_until("the job", |text| text.matches("sleep 1000").count() >= 3);
     let shell = run.job();

@@ -1,11 +1,11 @@
-//! Our own lines beside what the job shows.
+//! Lines of ckpt-run between the job's output.
 
 use std::fs;
 
 use super::screen::Screen;
 use crate::harness::{Place, apply, as_root};
 
-/// A progress bar that redraws itself as fast as it can, until there is a file `go`.
+/// Progress bar that redraws itself as fast as it can, until there is a file `go`.
 const BAR: &str = r#"
 import os, sys
 i = 0
@@ -17,7 +17,7 @@ sys.stdout.write("\nend of the bar\n")
 
 #[apply(as_root)]
 fn our_lines_never_break_a_progress_bars_line() {
-    // The carriage return first, as tqdm does, or last.
+    // The carriage return comes first, as with tqdm, or last.
     for draw in [
         r#"sys.stdout.write(f"\r[{i:09d} of the bar]"); sys.stdout.flush()"#,
         r#"sys.stdout.write(f"[{i:09d} of the bar]\r"); sys.stdout.flush()"#,
@@ -43,7 +43,7 @@ fn our_lines_never_break_a_progress_bars_line() {
             assert!(line.starts_with("ckpt-run: "), "{line:?}");
             assert!(!line.contains("of the bar"), "{line:?}");
         }
-        // Each drawing of the bar is whole, too.
+        // Each drawing of the bar is complete, too.
         for line in text.lines().filter(|line| line.contains("of the bar]")) {
             for drawn in line.split('\r').filter(|drawn| !drawn.is_empty()) {
                 assert!(drawn.starts_with('[') && drawn.ends_with(']'), "{drawn:?}");

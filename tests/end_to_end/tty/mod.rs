@@ -1,4 +1,5 @@
-//! Jobs in a terminal: what they see of it, keys, snapshots and restores, and what is left of the caller's terminal.
+//! Jobs in a terminal: its properties for the job, keys, snapshots and restores, and the state of the caller's terminal
+//! afterwards.
 
 mod keys;
 mod lines;

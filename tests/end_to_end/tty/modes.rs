@@ -1,4 +1,4 @@
-//! The caller's terminal has its own modes again, however a run ends.
+//! Modes of the caller's terminal, which are restored however a run ends.
 
 use std::fs;
 

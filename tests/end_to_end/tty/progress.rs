@@ -1,4 +1,4 @@
-//! The status line of a snapshot or restore under way, on the screen as a terminal interprets it.
+//! Status line of a snapshot or restore in progress, on the screen as a terminal interprets it.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -8,12 +8,13 @@ use nix::sys::signal::Signal;
 use super::screen::Screen;
 use crate::harness::{Place, apply, as_root, copy_environment, criu_script, wait_until};
 
-/// Wide enough for our longest line.
+/// Width of the screen, enough for ckpt-run's longest line.
 const COLUMNS: u16 = 250;
-/// More than a test writes lines, so that nothing scrolls away.
+/// Height of the screen, more than the lines of a test, so that nothing scrolls away.
 const ROWS: u16 = 5000;
 
-/// Holds memory that takes seconds to store with [`SLOW`] and says a line now and then. LINE and PAUSE are the test's.
+/// Holds memory that takes seconds to store with [`SLOW`] and prints a line now and then. LINE and PAUSE are replaced
+/// by the test.
 const JOB: &str = r#"
 import os, sys, time
 ballast = os.urandom(16 << 20).hex()
@@ -25,13 +26,13 @@ while not os.path.exists("go"):
 sys.stdout.write("\nend of the job\n")
 "#;
 
-/// Has a dump of [`JOB`] wait for what compresses it: on the fastest machine all of it can be seen.
+/// Settings that make a dump of [`JOB`] wait for the compression, so that it is visible on the fastest machine.
 const SLOW: &str = "[snapshot]\nbuffer = '16MiB'\nlevel = 19\n";
 
-/// Starts the job at a terminal, snapshots it twice, crashes it once, lets it end; what was written and all that a
-/// terminal of the same size shows of it.
+/// Starts the job at a terminal, snapshots it twice, crashes it once, and lets it end; returns the written bytes and
+/// all text that a terminal of the same size shows.
 ///
-/// The restore goes on once it was shown with the words `restore`.
+/// The restore continues after it was shown with the words `restore`.
 fn shown(
     line: &str,
     pause: &str,
@@ -69,7 +70,7 @@ fn shown(
     (written, parser.screen().contents())
 }
 
-/// Fails unless the screen has each of the job's lines, whole and in order, and no status line any more.
+/// Checks that the screen has each of the job's lines, complete and in order, and no status line.
 fn assert_whole(screen: &str) {
     let said: Vec<&str> = screen
         .lines()
@@ -90,7 +91,7 @@ fn assert_whole(screen: &str) {
 #[apply(as_root)]
 fn status_line_does_not_split_the_jobs_lines() {
     let line = r#"print(f"step {i:04d} of many", flush=True)"#;
-    // In a terminal of its own, so that ours is raw, and in none.
+    // With a terminal for the job, so that the caller's is in raw mode, and without one.
     for options in [&[][..], &["--no-tty"]] {
         let (written, screen) = shown(line, "0.05", options, SLOW, "ckpt-run: restore: ");
         assert_whole(&screen);
@@ -164,7 +165,7 @@ fn a_terminal_that_others_write_to_as_well_gets_lines_only() {
     let line = r#"print(f"step {i:04d} of many", flush=True)"#;
     let job = JOB.replace("LINE", line).replace("PAUSE", "0.05");
     fs::write(place.file("job.py"), job).unwrap();
-    // As with `| tee`: our stdout is a pipe, and who reads it writes to our terminal.
+    // As with `| tee`: ckpt-run's stdout is a pipe, and its reader writes to the terminal.
     let program = place.command(&["--", "python3", "job.py"]);
     let mut shell = Command::new("sh");
     shell.args(["-c", "\"$@\" | cat", "sh"]);
@@ -180,7 +181,7 @@ fn a_terminal_that_others_write_to_as_well_gets_lines_only() {
     assert!(!written.contains(&0x1b), "{}", screen.text());
 }
 
-/// What a verb writes to the terminal that it is started in.
+/// Returns the output of a verb in a terminal.
 fn verb(place: &Place, arguments: &[&str]) -> String {
     let screen = Screen::new(24, COLUMNS);
     let mut run = screen.start(place, arguments);
@@ -222,7 +223,7 @@ fn verbs_that_take_their_time_show_a_bar_where_that_is_wanted() {
         for (word, line) in lines {
             let line = [line, options].concat();
             let written = verb(&place, &line);
-            // How far it got is a matter of how fast the machine is.
+            // Its progress depends on the speed of the machine.
             let bar = ["█", "░"].map(|cell| written.contains(&format!("{word} {cell}")));
             let bar = bar.contains(&true);
             assert_eq!(bar, wanted, "{line:?}: {written:?}");

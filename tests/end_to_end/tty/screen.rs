@@ -1,4 +1,4 @@
-//! A terminal as a user sees it, and jobs at it.
+//! Terminal as a user sees it, and jobs in it.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -17,7 +17,7 @@ while True:
     time.sleep(0.05)
 "#;
 
-/// Says what it is told to and ends at `end`.
+/// Echoes its input and ends at `end`.
 pub const ECHO: &str = r#"
 import os, sys
 print("ready", flush=True)
@@ -27,7 +27,7 @@ for line in sys.stdin:
         sys.exit(0)
 "#;
 
-/// A terminal, as a user sees it.
+/// Terminal as a user sees it.
 pub struct Screen(PseudoTerminal);
 
 impl Screen {
@@ -39,7 +39,7 @@ impl Screen {
         self.0.resize(rows, columns);
     }
 
-    /// Another descriptor of what a command has as a stream.
+    /// Returns another descriptor of the terminal as a command's stream.
     pub fn stream(&self) -> Stdio {
         self.0.stream()
     }
@@ -50,7 +50,7 @@ impl Screen {
         self.start_command(place, &command)
     }
 
-    /// Starts a command as the first of a session at this terminal.
+    /// Starts a command as the first process of a session at this terminal.
     pub fn start_command(&self, place: &Place, command: &Command) -> Run {
         let mut first = Command::new("setsid");
         first.arg("--ctty").arg(command.get_program());
@@ -68,13 +68,13 @@ impl Screen {
         self.0.types(keys.as_bytes());
     }
 
-    /// All that was ever written.
+    /// Returns all bytes written so far.
     pub fn bytes(&self) -> Vec<u8> {
         self.0.bytes()
     }
 
-    /// All that was ever shown, without the carriage returns that a terminal does not show, without status lines, which
-    /// are gone when more is written, and without our line that has the job's words in it.
+    /// Returns all text shown so far, without carriage returns, status lines (which are erased when more is written),
+    /// and ckpt-run's line with the job's command.
     pub fn text(&self) -> String {
         let text = String::from_utf8_lossy(&self.bytes()).into_owned();
         let text = text.replace("\r\r\n", "\n").replace("\r\n", "\n");
@@ -99,7 +99,7 @@ impl Screen {
         self.0.modes()
     }
 
-    /// Whether every key goes to the program at once.
+    /// Returns true if every key goes to the program at once.
     pub fn is_raw(&self) -> bool {
         !self.modes().local_modes.contains(LocalModes::ICANON)
     }
@@ -108,14 +108,14 @@ impl Screen {
         self.wait_until("raw mode", |_| self.is_raw());
     }
 
-    /// Fails when the modes are not those that the terminal had at first.
+    /// Checks that the terminal has its initial modes again.
     #[track_caller]
     pub fn assert_modes_are_back(&self) {
         self.0.assert_modes_are_back();
     }
 }
 
-/// A Python job at a terminal, which has said this and gets every key at once.
+/// Starts a Python job at a terminal, and waits until it has printed this and the terminal is in raw mode.
 pub fn at_terminal(script: &str, said: &str) -> (Place, Screen, Run) {
     let place = Place::new();
     let screen = Screen::new(24, 80);
@@ -126,7 +126,7 @@ pub fn at_terminal(script: &str, said: &str) -> (Place, Screen, Run) {
     (place, screen, run)
 }
 
-/// The lines of the job in what was shown: those that begin with this word.
+/// Returns the job's lines in the shown text: those that begin with this word.
 pub fn lines_of(text: &str, word: &str) -> Vec<String> {
     text.lines()
         .filter(|line| line.starts_with(word))

@@ -8,7 +8,7 @@ use nix::unistd::Pid;
 use super::screen::{COUNT, ECHO, Screen, at_terminal, lines_of};
 use crate::harness::{Place, Run, apply, as_root, wait_for_descendant, wait_until};
 
-/// What a counting job has said, each number once and in order.
+/// Checks the output of a counting job: each number once and in order.
 fn assert_counted(text: &str, at_least: usize) {
     let said = lines_of(text, "count ");
     assert!(said.len() >= at_least, "{text}");
@@ -38,7 +38,7 @@ fn restored_job_loses_and_repeats_no_terminal_output() {
     }
 }
 
-/// The job's process, in a namespace of its own or not.
+/// Returns the job's process, in a separate namespace or not.
 fn first_python(run: &Run) -> i32 {
     wait_for_descendant(run.pid(), "the job", |pid| {
         let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
@@ -50,7 +50,7 @@ fn first_python(run: &Run) -> i32 {
 fn a_restored_job_has_its_terminal_as_before() {
     let place = Place::new();
     let screen = Screen::new(24, 80);
-    // Modes of its own, its terminal open by name, and the window asked for when told.
+    // The job sets modes, opens its terminal by name, and queries the window size on request.
     let script = r#"
 import os, select, signal, sys, termios, time
 modes = termios.tcgetattr(0); modes[3] &= ~termios.ECHO; termios.tcsetattr(0, termios.TCSANOW, modes)
@@ -74,7 +74,7 @@ while True:
     screen.wait_until_raw();
     place.snapshot();
     run.crash();
-    // Meanwhile the window changes.
+    // The window changes meanwhile.
     screen.resize(40, 100);
     screen.wait_for("ckpt-run: restored");
     screen.wait_until_raw();
@@ -104,7 +104,7 @@ fn a_killed_run_goes_on_at_another_terminal_and_with_none() {
     run.signal(Signal::SIGUSR2);
     assert_eq!(run.wait(), 75, "{}", second.text());
 
-    // As under nohup or cron: what the job says goes to our stdout, from the snapshot on.
+    // As under nohup or cron: from the snapshot on, the job's output goes to ckpt-run's stdout.
     let mut run = place.start(&[], &["python3", "job.py"]);
     let last = lines_of(&second.text(), "count ").len();
     place.wait_for("err", "restored");
@@ -151,7 +151,7 @@ fn what_is_typed_after_a_restore_is_heard() {
     screen.types("two\r");
     screen.wait_for("heard two");
     run.crash();
-    // An end of input in between is not the job's.
+    // The end of input in between is not passed to the job.
     screen.wait_until("the caller's modes", |_| !screen.is_raw());
     screen.types("\x04");
     screen.wait_for("ckpt-run: restored");
@@ -160,7 +160,7 @@ fn what_is_typed_after_a_restore_is_heard() {
     screen.wait_for("heard three");
     screen.types("end\r");
     assert_eq!(run.wait(), 0, "{}", screen.text());
-    // What was typed before the crash is not typed again.
+    // Input from before the crash is not repeated.
     assert_eq!(screen.text().matches("heard two").count(), 1);
 }
 
@@ -177,14 +177,14 @@ fn an_interpreter_with_line_editing_is_restored() {
     run.crash();
     screen.wait_for("ckpt-run: restored");
     screen.wait_until_raw();
-    // Cursor left and insert: the keys go to the interpreter's own editor.
+    // Cursor left and insert: the keys go to the interpreter's own line editor.
     screen.types("print('sum', x + )\x1b[D2\r");
     screen.wait_for("sum 42");
     screen.types("exit(0)\r");
     assert_eq!(run.wait(), 0, "{}", screen.text());
 }
 
-/// Talks with a child of its own at a terminal of its own, and says what each of its terminals is called.
+/// Talks to a child at a separate terminal, and prints the names of both terminals.
 const OWN_TERMINAL: &str = r#"
 import fcntl, os, pty, sys, termios, time
 master, slave = pty.openpty()
@@ -215,7 +215,7 @@ print("end", os.WEXITSTATUS(os.wait()[1]), *names, flush=True)
 
 #[apply(as_root)]
 fn own_terminals_are_restored_despite_used_numbers() {
-    // In a terminal that is the job's first one, and in none.
+    // In a terminal that is the job's first one, and without one.
     for (option, names) in [
         ("--tty", "/dev/pts/1 /dev/pts/0"),
         ("--no-tty", "/dev/pts/0"),

@@ -1,4 +1,4 @@
-//! Which of the job's streams are a terminal, and what it is like.
+//! Terminals among the job's streams, and their properties.
 
 use std::fs;
 use std::process::Stdio;
@@ -6,7 +6,7 @@ use std::process::Stdio;
 use super::screen::Screen;
 use crate::harness::{Place, apply, as_root, stdout};
 
-/// Which streams are terminals, in words.
+/// Prints which streams are terminals.
 const WHICH: &str = "import os; print('ttys', *[os.isatty(i) for i in range(3)])";
 
 #[apply(as_root)]
@@ -49,7 +49,7 @@ fn a_change_of_the_window_arrives() {
 
 #[apply(as_root)]
 fn what_is_redirected_stays_as_it_is() {
-    // Stdin or stdout elsewhere: no terminal at all. Stderr elsewhere: only that.
+    // With stdin or stdout elsewhere there is no terminal at all; with stderr elsewhere, only that is separate.
     for (number, expected) in [
         (0, "ttys False False False"),
         (1, "ttys False False False"),
@@ -104,7 +104,7 @@ fn a_terminal_can_be_had_or_refused_whatever_ours_is() {
 #[apply(as_root)]
 fn input_beside_a_terminal_is_the_callers_byte_for_byte() {
     let place = Place::new();
-    // Bytes that a terminal would make something else of.
+    // Bytes that a terminal would change.
     let bytes: Vec<u8> = (0..=255).cycle().take(100_000).collect();
     fs::write(place.file("in"), &bytes).unwrap();
     let mut run = place.start_with(&["--tty"], &["sh", "-c", "cat > copy"], |command| {
