@@ -1,10 +1,9 @@
-//! Ways of writing a large file durably, compared on the machine at hand: which of them
-//! the store's packs should use. Knows nothing of the store.
+//! Comparison of ways to write a large file durably, for the choice of the store's packs. Independent of the store's
+//! code.
 //!
-//! `cargo bench --bench disk -- FOLDER [BYTES [ROUNDS]]` writes files of one GiB each, all ways
-//! in turn within each round, and prints medians: speed until the data is durable, the
-//! process's own CPU seconds (writeback by kernel threads is not in them), and how much of the files
-//! the page cache held before and after the sync (util-linux's `fincore` tells).
+//! `cargo bench --bench disk -- FOLDER [BYTES [ROUNDS]]` writes files of one GiB each, in every way once per round, and
+//! prints medians: speed until the data are durable, the process's own CPU seconds (without writeback by kernel
+//! threads), and the part of the files in the page cache before and after the sync (from util-linux's `fincore`).
 #![allow(
     unsafe_code,
     missing_docs,
@@ -27,18 +26,18 @@ use nix::libc;
 use nix::sys::resource::{UsageWho, getrusage};
 
 const FILE_BYTES: u64 = 1 << 30;
-/// Bytes are handed in as the store has them: in chunks.
+/// Size of the caller's writes: chunks, as in the store.
 const CHUNK_BYTES: usize = 256 << 10;
 const ALIGNMENT: usize = 4096;
 
-/// What is asked of the kernel besides writing.
+/// Advice to the kernel besides the writes.
 #[derive(Clone, Copy, PartialEq)]
 enum Care {
-    /// Nothing: the page cache takes it all, `fsync` waits for it.
+    /// None: the page cache takes everything, and `fsync` waits for it.
     None,
-    /// `posix_fadvise(DONTNEED)` behind the writer, which starts to write dirty pages.
+    /// `posix_fadvise(DONTNEED)` after the writes, which starts the writeback of dirty pages.
     Advise,
-    /// `sync_file_range(WRITE)` behind the writer, and `DONTNEED` once that is clean.
+    /// `sync_file_range(WRITE)` after the writes, and `DONTNEED` once the pages are clean.
     Range,
     /// `O_DIRECT`.
     Direct,
@@ -48,10 +47,10 @@ enum Care {
 struct Way {
     name: &'static str,
     care: Care,
-    /// Bytes of one write.
+    /// Size of a write in bytes.
     buffer: usize,
     threads: usize,
-    /// Space taken ahead at a time; 0 for none.
+    /// Step of preallocation; 0 for none.
     step: u64,
 }
 
@@ -96,7 +95,7 @@ const fn way(name: &'static str, care: Care, buffer: usize, threads: usize, step
     }
 }
 
-/// What one round of one way took.
+/// Measurements of one round of one way.
 #[derive(Clone, Copy)]
 struct Sample {
     seconds: f64,
@@ -171,7 +170,7 @@ fn print(way: &Way, samples: &[Sample], bytes: u64) {
 
 fn measure(way: &Way, folder: &Path, bytes: u64, noise: &[u8]) -> Result<Sample, Box<dyn Error>> {
     let folder = tempfile::tempdir_in(folder)?;
-    // What others left dirty is not this way's to write.
+    // Dirty pages of other programs must not count.
     nix::unistd::sync();
     let mut sample = Sample {
         seconds: 0.0,
@@ -269,7 +268,7 @@ impl Writing<'_> {
         Ok(())
     }
 
-    /// After the last write of each step, for that step and the one before.
+    /// Called after the last write of each step; handles that step and the one before.
     fn keep_behind(&self, offset: u64, len: u64) -> io::Result<()> {
         if self.way.step == 0 || !(offset + len).is_multiple_of(self.way.step) {
             return Ok(());
@@ -319,7 +318,7 @@ fn cpu() -> Result<(Duration, Duration), Box<dyn Error>> {
     Ok((duration(usage.user_time())?, duration(usage.system_time())?))
 }
 
-/// Bytes of the file in the page cache.
+/// Returns the bytes of the file in the page cache.
 fn cached(path: &Path) -> Result<u64, Box<dyn Error>> {
     let output = Command::new("fincore")
         .args(["--bytes", "--noheadings", "--output", "RES"])
@@ -328,7 +327,7 @@ fn cached(path: &Path) -> Result<u64, Box<dyn Error>> {
     Ok(String::from_utf8(output.stdout)?.trim().parse()?)
 }
 
-/// Bytes that neither compress nor repeat within a file system's block.
+/// Returns bytes that neither compress nor repeat within a file system's block.
 fn noise() -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let word = |_| {

@@ -1,12 +1,10 @@
-//! What encryption costs: the same images written to and read from a plain and an
-//! encrypted store, in turns.
+//! Cost of encryption: the same images are written to and read from a plain and an encrypted store, alternately.
 //!
 //! ```text
 //! cargo bench --bench seal -- [FOLDER] [FILE]...
 //! ```
-//! For generated tensors, text and noise, and files that are named. One worker; CPU time of the whole
-//! process, so that neither the disk nor other processes count; the median round is
-//! reported.
+//! The data are generated tensors, text and noise, and the named files. There is one worker. The CPU time of the whole
+//! process is measured, so that neither the disk nor other processes count; the median round is reported.
 
 #[path = "codec/data.rs"]
 mod data;
@@ -15,11 +13,11 @@ use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-// `CHUNK_BYTES` is for `data`.
+// `CHUNK_BYTES` is used by `data`.
 use ckpt_run::store::{ImageId, Key, Store, StoreLock, WriteOptions};
 use nix::time::{ClockId, clock_gettime};
 
-/// Odd, so that the median is one of them.
+/// Number of rounds; odd, so that the median is one of them.
 const ROUNDS: usize = 21;
 const OPTIONS: WriteOptions = WriteOptions {
     buffer: 1 << 30,
@@ -27,7 +25,7 @@ const OPTIONS: WriteOptions = WriteOptions {
     level: 1,
 };
 
-/// CPU seconds of a round.
+/// CPU time of a round in seconds.
 #[derive(Clone, Copy, Default)]
 struct Cost {
     write: f64,
@@ -109,7 +107,7 @@ fn median(costs: &[Cost], part: fn(&Cost) -> f64) -> f64 {
     seconds[seconds.len() / 2]
 }
 
-/// Seconds.
+/// Returns the process's CPU time in seconds.
 fn cpu_time() -> nix::Result<f64> {
     let time = clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID)?;
     Ok(Duration::from(time).as_secs_f64())

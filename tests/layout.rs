@@ -1,6 +1,6 @@
-//! Layout of `src/`: which folder may use which, where the store changes the disk, how large files and folders are.
+//! Layout of `src/`: permitted uses between folders, the code that changes the disk, sizes of files and folders.
 //!
-//! The rules are those of ARCHITECTURE.md. A failure lists every place that breaks one.
+//! The rules are those of ARCHITECTURE.md. A failure lists every violation.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -10,7 +10,7 @@ use proc_macro2::{TokenStream, TokenTree};
 use syn::visit::{self, Visit};
 use syn::{ItemMod, ItemUse, UseTree};
 
-/// Top-level modules from top to bottom. A module uses modules of lower floors only; modules of one floor do not know
+/// Top-level modules from top to bottom. A module uses modules of lower floors only; modules of one floor do not use
 /// each other.
 const FLOORS: [&[&str]; 12] = [
     &["main", "lib"],
@@ -53,16 +53,16 @@ const FLOORS: [&[&str]; 12] = [
     &["path_text", "printable"],
 ];
 
-/// Folders of crates of their own, which `build.rs` compiles.
+/// Folders of separate crates, which `build.rs` compiles.
 const OTHER_CRATES: [&str; 2] = ["agent", "plugin"];
 
-/// Largest number of source files in a folder, `mod.rs` not counted.
+/// Maximum number of source files in a folder, without `mod.rs`.
 const FILES_MAX: usize = 20;
-/// Longest file, lines.
+/// Maximum length of a file, in lines.
 const LINES_MAX: usize = 500;
-/// Shortest file, lines: a shorter one belongs into the file that uses it.
+/// Minimum length of a file, in lines: a shorter one belongs into the file that uses it.
 const LINES_MIN: usize = 50;
-/// Files that may be shorter, because they are the one place of something or are kept apart for a reason.
+/// Files that may be shorter, because they are the single place of something or are separate for a reason.
 const SHORT: [&str; 5] = [
     "main.rs",      // entry points
     "mod.rs",       // docs and re-exports
@@ -70,14 +70,14 @@ const SHORT: [&str; 5] = [
     "exit_code.rs", // the exit codes of the supervisor, used on several floors
     "sync.rs",      // used by every floor
 ];
-/// Folders whose files are one verb of the command line each, however short.
+/// Folder whose files contain one verb of the command line each, however short.
 const VERBS: &str = "cli";
-/// Seams for fuzzing stand beside the private code that they open.
+/// Prefix of files with entry points for fuzzing, which are beside the private code that they call.
 const FUZZ_PREFIX: &str = "fuzz_";
 /// File names that many folders have.
 const SHARED_NAMES: [&str; 3] = ["mod.rs", "error.rs", "tests.rs"];
 
-/// The calls that change something on disk, or open a file for it.
+/// Calls that change something on disk, or open a file for that.
 const DISK_CHANGES: [&str; 17] = [
     "fs::copy",
     "fs::create",
@@ -218,7 +218,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("src")
 }
 
-/// All source files of the crate, without those of the crates that `build.rs` compiles.
+/// Returns all source files of the crate, without those of the crates that `build.rs` compiles.
 fn sources() -> Vec<PathBuf> {
     let mut files = Vec::new();
     let mut folders = vec![root()];
@@ -243,7 +243,7 @@ fn is_for_tests(file: &Path) -> bool {
     name == "tests.rs" || name.starts_with(FUZZ_PREFIX) || file.parent().unwrap().ends_with("tests")
 }
 
-/// Path of the module that a file is, from the root of the crate.
+/// Returns the module path of a file, from the root of the crate.
 fn module_path(file: &Path) -> Vec<String> {
     let relative = file.strip_prefix(root()).unwrap().with_extension("");
     let mut path: Vec<String> = relative
@@ -256,7 +256,7 @@ fn module_path(file: &Path) -> Vec<String> {
     path
 }
 
-/// Top-level modules that a file names, in `use` items, in other paths and in the arguments of macros.
+/// Returns the top-level modules that a file names, in `use` items, in other paths and in the arguments of macros.
 fn used_modules(file: &Path) -> BTreeSet<String> {
     let text = fs::read_to_string(file).unwrap();
     let parsed =
@@ -269,15 +269,15 @@ fn used_modules(file: &Path) -> BTreeSet<String> {
     uses.found
 }
 
-/// Collects the top-level modules of all paths.
+/// Collector of the top-level modules of all paths.
 struct Uses {
-    /// The module that is being read.
+    /// Module that is being read.
     module: Vec<String>,
     found: BTreeSet<String>,
 }
 
 impl Uses {
-    /// Adds the top-level module that a path leads to, if it begins with `crate`, `self` or `super`.
+    /// Adds the top-level module of a path, if the path begins with `crate`, `self` or `super`.
     fn add(&mut self, path: &[String]) {
         let mut at = match path.first().map(String::as_str) {
             Some("crate") => Vec::new(),

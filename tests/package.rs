@@ -1,7 +1,7 @@
-//! The package that `cargo package` makes: it contains everything that it is built from.
+//! Test of the package that `cargo package` creates: it must contain everything that the build needs.
 //!
-//! The library and the programs include files by macros and `build.rs` compiles two folders of `src`, none of which
-//! cargo knows. Therefore the test compiles the package itself.
+//! The library and the programs include files by macros, and `build.rs` compiles two folders of `src`; cargo knows of
+//! neither. Therefore the test compiles the package itself.
 
 use std::fs::{self, File};
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! The store's own choice, and what it is measured against.
+//! Codecs under comparison: the store's own choice, and alternatives.
 
 use std::io;
 
@@ -7,10 +7,10 @@ use zstd::bulk::{Compressor, Decompressor};
 
 use super::data::CHUNK_BYTES;
 
-/// A way to store a chunk. Keeps what it made of the last one.
+/// Way to store a chunk. Keeps the stored form of the last one.
 pub trait Candidate {
     fn name(&self) -> String;
-    /// The length of the stored form.
+    /// Encodes a chunk; returns the length of the stored form.
     fn encode(&mut self, raw: &[u8]) -> io::Result<usize>;
     fn decode(&mut self, raw: &mut [u8]) -> io::Result<()>;
     fn remarks(&self) -> String {
@@ -31,7 +31,7 @@ pub fn candidates() -> io::Result<Vec<Box<dyn Candidate>>> {
     ])
 }
 
-/// The store's codecs, sample and all.
+/// Codecs of the store, including the sampling.
 struct Store {
     encoder: Encoder,
     decoder: Decoder,
@@ -133,8 +133,8 @@ enum Unit {
     Bits,
 }
 
-/// Numbers transposed, bits in blocks of 8 KiB as the library that is known for it does,
-/// then zstd. Portable code: libraries with AVX2 are faster.
+/// Numbers transposed in blocks of 8 KiB by bits, as the best-known library does, then zstd. The code is portable;
+/// libraries with AVX2 are faster.
 struct Shuffled {
     unit: Unit,
     width: usize,
@@ -205,7 +205,7 @@ impl Candidate for Shuffled {
     }
 }
 
-/// Even bytes first, once for each power of two in `times`.
+/// Moves even bytes first, once for each power of two in `times`.
 #[expect(
     clippy::cast_possible_truncation,
     reason = "that makes one instruction"
@@ -237,7 +237,7 @@ fn double(bytes: &mut [u8], spare: &mut [u8], times: usize) {
     }
 }
 
-/// Transposes each eight bytes as eight rows of eight bits; twice is nothing.
+/// Transposes each eight bytes as eight rows of eight bits; applied twice, it has no effect.
 fn turn(bytes: &mut [u8]) {
     for square in bytes.as_chunks_mut::<8>().0 {
         let mut x = u64::from_le_bytes(*square);

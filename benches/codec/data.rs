@@ -1,13 +1,13 @@
-//! What images consist of, made anew and the same each time, or read from files.
+//! Typical contents of images, generated in the same way each time, or read from files.
 
 use std::fs;
 use std::io;
 use std::path::PathBuf;
 
-/// What most chunks of an image have.
+/// Typical length of a chunk in an image.
 pub const CHUNK_BYTES: usize = 64 * 1024;
 const BYTES: usize = 8 << 20;
-/// Of a file this much is measured, from places all over it.
+/// Maximum number of measured bytes of a file, taken from positions throughout it.
 const FILE_BYTES_MAX: usize = 64 << 20;
 
 pub fn generated() -> io::Result<Vec<(String, Vec<u8>)>> {
@@ -23,7 +23,7 @@ pub fn generated() -> io::Result<Vec<(String, Vec<u8>)>> {
         .flatten()
         .copied()
         .collect();
-    // Spread over decades, as moments of parameters with gradients of all sizes are.
+    // Spread over decades, like moments of parameters with gradients of all sizes.
     let spread = normal(2).zip(normal(3));
     let moments: Vec<f64> = spread
         .map(|(x, y)| x * x * (4.0 * y).exp() * 1e-8)
@@ -63,7 +63,7 @@ fn noise(len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Two normal numbers from two even ones (Box and Muller), without end.
+/// Returns an endless sequence of normal numbers, two from two uniform ones (Box and Muller).
 fn normal(seed: u8) -> impl Iterator<Item = f64> {
     let mut reader = blake3::Hasher::new().update(&[seed]).finalize_xof();
     std::iter::repeat_with(move || {
@@ -113,7 +113,7 @@ fn bfloat16(numbers: &[f64]) -> Vec<u8> {
         .collect()
 }
 
-/// Cut, not rounded; what is below the smallest normal number is 0.
+/// Truncates instead of rounding; values below the smallest normal number become 0.
 fn float16(numbers: &[f64]) -> Vec<u8> {
     bits(numbers)
         .flat_map(|bits| {
@@ -133,7 +133,7 @@ fn int8(numbers: &[f64]) -> Vec<u8> {
     quantised.flat_map(i8::to_le_bytes).collect()
 }
 
-/// The sources of the program.
+/// Returns the sources of the program.
 fn text() -> io::Result<Vec<u8>> {
     let mut text = Vec::new();
     let mut folders = vec![PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("src")];

@@ -1,12 +1,11 @@
-//! The codecs of the store beside those it could have had: bytes saved, and the speed in
-//! and out of one core, for generated tensors, text, code, noise, and files that are named.
+//! Comparison of the store's codecs with alternatives: bytes saved, and the speed of encoding and decoding on one core,
+//! for generated tensors, text, code, noise, and the named files.
 //!
 //! ```text
 //! cargo bench --bench codec -- [FILE]...
 //! ```
-//! Everything is cut into chunks of 64 KiB, around which those of the store gather, and of
-//! files the zeros are left out, as the store does. All
-//! candidates take turns in every round, on CPU time; the median round is reported.
+//! All data are cut into chunks of 64 KiB, a typical length in the store, and zeros in files are left out, as in the
+//! store. All candidates run alternately in every round; CPU time is measured, and the median round is reported.
 
 mod candidates;
 mod data;
@@ -19,7 +18,7 @@ use nix::time::{ClockId, clock_gettime};
 
 use candidates::{Candidate, candidates};
 
-/// Odd, so that the median is one of them.
+/// Number of rounds; odd, so that the median is one of them.
 const ROUNDS: usize = 7;
 
 fn main() -> io::Result<()> {
@@ -90,7 +89,7 @@ fn round(candidate: &mut dyn Candidate, bytes: &[u8], result: &mut Result) -> io
         decode += now()?.saturating_sub(encoded);
         encode += encoded.saturating_sub(begin);
         assert!(back == raw, "{} gives other bytes back", candidate.name());
-        // No store keeps a form that is longer than the chunk.
+        // No store keeps a stored form that is longer than the chunk.
         stored_sum += raw[..len.min(raw.len())].len_f64();
     }
     result.stored = stored_sum;

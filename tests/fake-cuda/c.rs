@@ -1,4 +1,4 @@
-//! System calls that the standard library does not have, and C's out parameters.
+//! System calls that the standard library lacks, and C's out parameters.
 
 use std::ffi::{c_int, c_long, c_void};
 use std::fs::File;
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::code::{Answer, Code, INVALID_VALUE, OUT_OF_MEMORY};
 
-/// Bytes of a page, and the smallest piece of device memory.
+/// Length of a page, and of the smallest piece of device memory.
 pub const PAGE: u64 = 4096;
 
 const PROT_NONE: c_int = 0;
@@ -56,7 +56,7 @@ unsafe extern "C" {
     pub fn gettid() -> c_int;
 }
 
-/// Whether a mapping may be read and written.
+/// Access to a mapping.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Access {
     None,
@@ -74,17 +74,17 @@ impl Access {
     }
 }
 
-/// Writes an out parameter of C's; null is an error.
+/// Writes a C out parameter; null is an error.
 pub fn give<T>(at: *mut T, value: T) -> Answer {
     if at.is_null() {
         return Err(INVALID_VALUE);
     }
-    // SAFETY: the caller of the C function promised room for one.
+    // SAFETY: the caller of the C function guarantees room for one value.
     unsafe { at.write(value) };
     Ok(())
 }
 
-/// Writes an out parameter that may be null.
+/// Writes a C out parameter that may be null.
 pub fn give_if_asked<T>(at: *mut T, value: T) {
     if !at.is_null() {
         // SAFETY: as above.
@@ -92,16 +92,16 @@ pub fn give_if_asked<T>(at: *mut T, value: T) {
     }
 }
 
-/// Reads what C points to; null is an error.
+/// Reads a value through a C pointer; null is an error.
 pub fn read<T: Copy>(at: *const T) -> Result<T, Code> {
     if at.is_null() {
         return Err(INVALID_VALUE);
     }
-    // SAFETY: the caller of the C function promised one there.
+    // SAFETY: the caller of the C function guarantees a value there.
     Ok(unsafe { at.read() })
 }
 
-/// Addresses that nobody else gets, without memory: at `hint` if that is free, else at a multiple of `alignment`.
+/// Reserves addresses without memory: at `hint` if they are free, else at a multiple of `alignment`.
 pub fn reserve(len: u64, alignment: u64, hint: u64) -> Result<u64, Code> {
     let whole = len.checked_add(alignment).ok_or(INVALID_VALUE)?;
     if hint != 0 {
@@ -123,28 +123,28 @@ pub fn reserve(len: u64, alignment: u64, hint: u64) -> Result<u64, Code> {
     Ok(aligned)
 }
 
-/// Host memory, zeroed.
+/// Allocates zeroed host memory.
 pub fn host_memory(len: u64) -> Result<u64, Code> {
     anonymous(0, len, PROT_BOTH, 0)
 }
 
-/// Takes what is mapped away and keeps the addresses.
+/// Unmaps memory and keeps the addresses reserved.
 pub fn vacate(at: u64, len: u64) -> Answer {
     anonymous(at, len, PROT_NONE, MAP_FIXED).map(|_| ())
 }
 
 fn anonymous(at: u64, len: u64, access: c_int, flags: c_int) -> Result<u64, Code> {
     let flags = flags | MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-    // SAFETY: with MAP_FIXED, `at` is a reservation of ours; else nothing existing is touched.
+    // SAFETY: with MAP_FIXED, `at` is a reservation of this library; otherwise no existing mapping is affected.
     let mapped = unsafe { mmap(at as *mut c_void, len as usize, access, flags, -1, 0) };
     mapped_at(mapped)
 }
 
-/// Maps a file, over the reservation `at` if there is one. A forked child does not get it.
+/// Maps a file, over the reservation `at` if there is one. A forked child does not inherit the mapping.
 pub fn map_file(at: Option<u64>, len: u64, file: &File, access: Access) -> Result<u64, Code> {
     let flags = MAP_SHARED | at.map_or(0, |_| MAP_FIXED);
     let address = at.unwrap_or(0) as *mut c_void;
-    // SAFETY: with MAP_FIXED, `at` is a reservation of ours; else nothing existing is touched.
+    // SAFETY: with MAP_FIXED, `at` is a reservation of this library; otherwise no existing mapping is affected.
     let mapped = unsafe {
         mmap(
             address,
@@ -156,7 +156,7 @@ pub fn map_file(at: Option<u64>, len: u64, file: &File, access: Access) -> Resul
         )
     };
     let at = mapped_at(mapped)?;
-    // SAFETY: mapped above; changes what fork does, nothing else.
+    // SAFETY: mapped above; affects forks only.
     unsafe { madvise(mapped, len as usize, MADV_DONTFORK) };
     Ok(at)
 }
@@ -170,27 +170,27 @@ fn mapped_at(mapped: *mut c_void) -> Result<u64, Code> {
 }
 
 pub fn set_access(at: u64, len: u64, access: Access) {
-    // SAFETY: a mapping of ours, of device memory that only copies touch.
+    // SAFETY: a mapping of this library, of device memory that only copies access.
     unsafe { mprotect(at as *mut c_void, len as usize, access.bits()) };
 }
 
 pub fn unmap(at: u64, len: u64) {
-    // SAFETY: a mapping of ours, which nobody uses any more.
+    // SAFETY: a mapping of this library that is no longer used.
     unsafe { munmap(at as *mut c_void, len as usize) };
 }
 
-/// How `flock` is taken.
+/// Mode of an `flock`.
 #[derive(Clone, Copy)]
 pub enum Flock {
-    /// Waits.
+    /// Exclusive; waits.
     Exclusive,
-    /// Waits. Of the open file: it goes with the last descriptor and the last mapping, in whatever process.
+    /// Shared; waits. The lock belongs to the open file and ends with its last descriptor and mapping, in any process.
     Shared,
-    /// Does not wait.
+    /// Exclusive; does not wait.
     TryExclusive,
 }
 
-/// Whether the lock was got.
+/// Locks a file; returns true on success.
 pub fn lock_file(file: &File, how: Flock) -> bool {
     let operation = match how {
         Flock::Exclusive => LOCK_EX,
@@ -201,7 +201,7 @@ pub fn lock_file(file: &File, how: Flock) -> bool {
     unsafe { flock(file.as_raw_fd(), operation) == 0 }
 }
 
-/// Sleeps while `word` is `expected`, at most so long. May return for no reason.
+/// Sleeps while `word` is `expected`, up to the timeout. May wake spuriously.
 pub fn futex_wait(word: &AtomicU32, expected: u32, timeout: Option<Duration>) {
     let time = timeout.map(|timeout| Timespec {
         seconds: timeout.as_secs() as i64,
@@ -213,14 +213,14 @@ pub fn futex_wait(word: &AtomicU32, expected: u32, timeout: Option<Duration>) {
 }
 
 pub fn futex_wake_all(word: &AtomicU32) {
-    // SAFETY: only the address counts.
+    // SAFETY: only the address is used.
     unsafe { syscall(SYS_FUTEX, word.as_ptr(), FUTEX_WAKE_PRIVATE, c_int::MAX) };
 }
 
-/// Runs `body` with all signals blocked; threads that it starts keep that.
+/// Runs `body` with all signals blocked; threads that it starts inherit the mask.
 pub fn without_signals<T>(body: impl FnOnce() -> T) -> T {
     let (mut all, mut old) = ([0; 16], [0; 16]);
-    // SAFETY: 128 bytes, as glibc's sigset_t.
+    // SAFETY: 128 bytes, the size of glibc's sigset_t.
     unsafe { sigfillset(&raw mut all) };
     // SAFETY: as above.
     unsafe { pthread_sigmask(SIG_SETMASK, &raw const all, &raw mut old) };

@@ -1,12 +1,13 @@
-//! The GPUs: how many, how large, and the memory in use on them, which all processes of a test share.
+//! GPUs: their number, size, and memory in use, which all processes of a test share.
 //!
-//! Environment: `FAKE_CUDA_DIR` the folder that is the GPUs (on a tmpfs; a test has its own), `FAKE_CUDA_DEVICES`
-//! (2), `FAKE_CUDA_MIB` memory of each (1024).
+//! Environment: `FAKE_CUDA_DIR` is the folder that represents the GPUs (on a tmpfs; each test has its own),
+//! `FAKE_CUDA_DEVICES` their number (default 2), `FAKE_CUDA_MIB` the memory of each (default 1024).
 //!
-//! A piece of memory is a file of the folder, `d<GPU>-<unique>-<bytes>`. Whoever opens it takes a shared `flock`, which
-//! is the open file's and so goes with its last descriptor or mapping, be that in another process or under way in a
-//! socket. A file that can be locked exclusively is dead: the kernel does the accounting. A process holds its own
-//! memory by a mapping of one page, not by a descriptor: a forked child gets neither, and CRIU sees none.
+//! A piece of memory is a file of the folder, `d<GPU>-<unique>-<bytes>`. A process that opens it takes a shared
+//! `flock`. The lock belongs to the open file and ends with its last descriptor or mapping, even in another process or
+//! in transit in a socket. A file that can be locked exclusively is unused, so the kernel does the accounting. A
+//! process holds its own memory by a mapping of one page instead of a descriptor: a forked child inherits neither, and
+//! CRIU sees no descriptor.
 
 use std::fmt::Write;
 use std::fs::{self, File};
@@ -20,7 +21,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use super::c::{self, Access, Flock, PAGE};
 use super::code::{Code, INVALID_VALUE, OUT_OF_MEMORY, UNKNOWN};
 
-/// Most GPUs of a machine.
+/// Maximum number of GPUs.
 const DEVICES_MAX: usize = 16;
 const MIB: u64 = 1 << 20;
 
@@ -38,7 +39,7 @@ fn variable(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
 
-/// How many GPUs the machine has.
+/// Returns the number of GPUs.
 pub fn devices() -> usize {
     static DEVICES: OnceLock<usize> = OnceLock::new();
     *DEVICES.get_or_init(|| {
@@ -47,21 +48,21 @@ pub fn devices() -> usize {
     })
 }
 
-/// Memory of each GPU, bytes.
+/// Returns the memory of each GPU in bytes.
 pub fn capacity() -> u64 {
     variable("FAKE_CUDA_MIB")
         .unwrap_or(1024)
         .saturating_mul(MIB)
 }
 
-/// `GPU-fa4e0000-0000-4000-8000-0000000000NN`.
+/// Returns `GPU-fa4e0000-0000-4000-8000-0000000000NN`.
 pub fn uuid(device: usize) -> [u8; 16] {
     let mut uuid = [0xfa, 0x4e, 0, 0, 0, 0, 0x40, 0, 0x80, 0, 0, 0, 0, 0, 0, 0];
     uuid[15] = device as u8;
     uuid
 }
 
-/// The GPU and the bytes of a piece of memory, by its file's name.
+/// Parses the GPU and the length of a piece of memory from its file's name.
 pub fn parse(name: &str) -> Option<(usize, u64)> {
     let mut parts = name.strip_prefix('d')?.splitn(3, '-');
     let device = parts.next()?.parse().ok()?;
@@ -69,7 +70,7 @@ pub fn parse(name: &str) -> Option<(usize, u64)> {
     Some((device, parts.next()?.parse().ok()?))
 }
 
-/// Bytes in use on a GPU, after what nobody holds any more was thrown away.
+/// Returns the bytes in use on a GPU, after the removal of unused pieces.
 pub fn used(device: usize) -> u64 {
     let Some(_lock) = lock_folder() else { return 0 };
     list(device)
@@ -78,7 +79,7 @@ pub fn used(device: usize) -> u64 {
         .sum()
 }
 
-/// Whether a GPU has `len` bytes free; the caller holds the folder's lock.
+/// Returns true if a GPU has `len` bytes free; the caller holds the folder's lock.
 fn has_room(device: usize, len: u64) -> bool {
     let in_use: u64 = list(device).map(|(_, len)| len).sum();
     if in_use.saturating_add(len) <= capacity() {
@@ -99,7 +100,7 @@ fn list(device: usize) -> impl Iterator<Item = (PathBuf, u64)> {
     })
 }
 
-/// Removes the file of a piece that nobody holds; whether that was so.
+/// Removes the file of an unused piece; returns true if it was unused.
 fn bury(path: &Path) -> bool {
     let Ok(file) = File::options().read(true).write(true).open(path) else {
         return true;
@@ -111,7 +112,7 @@ fn bury(path: &Path) -> bool {
     dead
 }
 
-/// Nobody creates or buries memory meanwhile.
+/// Locks the folder against creation and removal of memory.
 fn lock_folder() -> Option<File> {
     let file = File::options()
         .create(true)
@@ -121,7 +122,7 @@ fn lock_folder() -> Option<File> {
     c::lock_file(&file, Flock::Exclusive).then_some(file)
 }
 
-/// A piece of memory that this process holds.
+/// Piece of memory that this process holds.
 pub struct Memory {
     name: String,
     anchor: u64,
@@ -130,7 +131,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// `len` is a multiple of [`PAGE`].
+    /// Creates memory; `len` must be a multiple of [`PAGE`].
     pub fn create(device: usize, len: u64) -> Result<Self, Code> {
         static SERIAL: AtomicU32 = AtomicU32::new(0);
         let _lock = lock_folder().ok_or(UNKNOWN)?;
@@ -153,14 +154,15 @@ impl Memory {
             .create_new(true)
             .open(path);
         let file = file.map_err(|_| UNKNOWN)?;
-        // As on a GPU, who has a descriptor may use the memory, whoever created it.
+        // As on a GPU, a holder of a descriptor may use the memory, whoever created it.
         let all = fs::Permissions::from_mode(0o666);
         file.set_permissions(all).map_err(|_| UNKNOWN)?;
         file.set_len(len).map_err(|_| OUT_OF_MEMORY)?;
         Self::hold(name, &file, Access::None)
     }
 
-    /// Memory that a descriptor is of. Its mapping can be read: by that NVML tells it from the process's own.
+    /// Imports the memory of a descriptor. Its mapping is readable, by which NVML distinguishes it from the process's
+    /// own memory.
     pub fn import(descriptor: BorrowedFd<'_>) -> Result<Self, Code> {
         use std::os::fd::AsRawFd;
         let link = format!("/proc/self/fd/{}", descriptor.as_raw_fd());
@@ -192,7 +194,7 @@ impl Memory {
         })
     }
 
-    /// The file, held as long as it is open or mapped.
+    /// Opens the file, which is held as long as it is open or mapped.
     pub fn open(&self) -> Result<File, Code> {
         let file = File::options()
             .read(true)
@@ -213,7 +215,7 @@ impl Drop for Memory {
     }
 }
 
-/// As NVML and `CUDA_VISIBLE_DEVICES` have it.
+/// Returns the UUID in the form of NVML and `CUDA_VISIBLE_DEVICES`.
 pub fn uuid_text(device: usize) -> String {
     let mut text = String::from("GPU");
     for (place, byte) in uuid(device).iter().enumerate() {

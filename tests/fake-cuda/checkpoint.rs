@@ -1,4 +1,4 @@
-//! `cuCheckpointProcess...`, for a program that suspends others. It needs no `cuInit`.
+//! The `cuCheckpointProcess...` functions, for a program that suspends others. They do not need `cuInit`.
 
 use std::ffi::{c_int, c_uint};
 use std::fs;
@@ -31,7 +31,7 @@ struct RestoreArguments {
 const _: () = assert!(size_of::<LockArguments>() == 64);
 const _: () = assert!(size_of::<RestoreArguments>() == 64);
 
-/// The code that C sees of a call that a test may make fail.
+/// Returns the code of a call that a test can make fail.
 fn called(name: &str, work: impl FnOnce() -> Result<(), Code>) -> c_int {
     faults::meet(name).and_then(|()| work()).err().unwrap_or(0)
 }
@@ -40,7 +40,7 @@ fn ask_only(pid: c_int, request: &Request) -> Result<(), Code> {
     ask(pid, request).map(|_| ())
 }
 
-/// Null is as good as zeros; what is reserved must be zero.
+/// Checks the reserved arguments, which must be zero; null is equivalent.
 fn check(arguments: *const Reserved) -> Result<(), Code> {
     if arguments.is_null() || read(arguments)? == [0; 8] {
         Ok(())
@@ -56,7 +56,7 @@ extern "C" fn cuCheckpointProcessGetState(pid: c_int, state: *mut c_int) -> c_in
     })
 }
 
-/// The thread as the caller sees it.
+/// Returns the thread's id in the caller's namespace.
 #[unsafe(no_mangle)]
 extern "C" fn cuCheckpointProcessGetRestoreThreadId(pid: c_int, thread: *mut c_int) -> c_int {
     called("cuCheckpointProcessGetRestoreThreadId", || {
@@ -112,7 +112,7 @@ fn pairs(arguments: &RestoreArguments) -> Result<Vec<Pair>, Code> {
     {
         return Err(INVALID_VALUE);
     }
-    // SAFETY: there are as many as counted, by the caller's word, and they are bytes.
+    // SAFETY: the caller guarantees the counted number of pairs, which are plain bytes.
     (0..count)
         .map(|number| read(unsafe { arguments.pairs.add(number) }))
         .collect()

@@ -1,10 +1,10 @@
-//! `CUresult`: the numbers, and what `cuGetErrorName` and `cuGetErrorString` say of them.
+//! Codes of `CUresult`, with their names and texts from `cuGetErrorName` and `cuGetErrorString`.
 
 use std::ffi::{CStr, c_char, c_int};
 
-/// An error, as the number that C sees.
+/// Error, as the number that C sees.
 pub type Code = c_int;
-/// What a call came to.
+/// Result of a call.
 pub type Answer = Result<(), Code>;
 
 pub const INVALID_VALUE: Code = 1;
@@ -19,7 +19,7 @@ pub const NOT_READY: Code = 600;
 pub const NOT_SUPPORTED: Code = 801;
 pub const UNKNOWN: Code = 999;
 
-/// Number, name, words.
+/// Number, name, text.
 const TEXTS: [(Code, &CStr, &CStr); 12] = [
     (0, c"CUDA_SUCCESS", c"no error"),
     (

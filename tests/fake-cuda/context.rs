@@ -1,5 +1,5 @@
-//! `cuInit`, devices, contexts, streams and events. Work is done when a call returns, so streams and events have
-//! nothing to wait for.
+//! The functions for `cuInit`, devices, contexts, streams and events. Work is complete when a call returns, so streams
+//! and events never wait.
 
 use std::cell::RefCell;
 use std::ffi::{c_char, c_int, c_uint, c_void};
@@ -11,11 +11,11 @@ use super::code::{Answer, Code, INVALID_CONTEXT, INVALID_VALUE, NOT_INITIALIZED,
 use super::gate::{self, calls};
 use super::process::{Context, Origin, process};
 
-/// What a context takes on its GPU, bytes (500 MiB on an H200). By it NVML knows who computes there.
+/// Memory of a context on its GPU in bytes (500 MiB on an H200). NVML finds computing processes by it.
 const CONTEXT_BYTES: u64 = 1 << 20;
-/// Contexts look like pointers that nobody can follow; the primary ones come first, by GPU.
+/// Handle of the first context. Handles look like invalid pointers; those of primary contexts come first, by GPU.
 const FIRST_CONTEXT: usize = 0xC0DE_0000;
-/// Others than primary ones.
+/// Handle of the first context that is not primary.
 const FIRST_OTHER_CONTEXT: usize = FIRST_CONTEXT + 0x1000;
 const NAME: &[u8] = b"Fake GPU\0";
 
@@ -23,12 +23,12 @@ thread_local! {
     static CURRENT: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The thread's context; 0 without one.
+/// Returns the thread's context; 0 without one.
 pub fn current() -> usize {
     CURRENT.with_borrow(|stack| stack.last().copied().unwrap_or(0))
 }
 
-/// The GPU of the thread's context.
+/// Returns the GPU of the thread's context.
 pub fn current_gpu() -> Result<usize, Code> {
     let process = process();
     let context = process.context(current())?;
@@ -43,7 +43,7 @@ pub extern "C" fn cuInit(flags: c_uint) -> c_int {
     initialize().err().unwrap_or(0)
 }
 
-/// The restore thread comes first: a process that is still inside is one that uses CUDA.
+/// Initializes CUDA. The restore thread comes first: a process inside `cuInit` already counts as a CUDA process.
 fn initialize() -> Answer {
     static STARTED: Mutex<bool> = Mutex::new(false);
     if gate::is_of_parent() {
@@ -94,8 +94,8 @@ fn make(
     Ok(())
 }
 
-/// Takes a context away, with all its memory from `cuMemAlloc` still there (the driver frees that too; jobs that
-/// depend on it do not exist here).
+/// Destroys a context, but keeps all its memory from `cuMemAlloc` (the driver frees that too; no job here depends on
+/// it).
 fn destroy(context: usize) -> Answer {
     let mut process = process();
     let gone = process.contexts.remove(&context).ok_or(INVALID_CONTEXT)?;
@@ -132,16 +132,16 @@ fn create(context: *mut usize, ordinal: c_int) -> Answer {
     give(context, id)
 }
 
-/// `CUdevice_attribute`: those that jobs ask for, on an H200; all others are 0.
+/// Returns the `CUdevice_attribute` values that jobs query, as on an H200; all others are 0.
 fn attribute(number: c_int, gpu: usize) -> c_int {
     match number {
-        // Virtual memory, POSIX descriptors of it, unified addresses, concurrent kernels, no managed memory.
+        // Virtual memory and POSIX descriptors of it, unified addresses, concurrent kernels; no managed memory.
         102 | 103 | 41 | 31 => 1,
-        // Most threads of a block, width of a warp, multiprocessors.
+        // Maximum threads per block, warp size, multiprocessors.
         1 => 1024,
         10 => 32,
         16 => 132,
-        // Compute capability 9.0, place on the bus.
+        // Compute capability 9.0, position on the bus.
         75 => 9,
         33 => gpu as c_int + 1,
         _ => 0,
@@ -162,7 +162,7 @@ calls! {
         if name.is_null() || room < NAME.len() {
             return Err(INVALID_VALUE);
         }
-        // SAFETY: there is room, by the caller's word.
+        // SAFETY: the caller guarantees the room.
         unsafe { name.copy_from_nonoverlapping(NAME.as_ptr().cast(), NAME.len()) };
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Copies and fills. All are done when they return.
+//! Copies and fills. All are complete when they return.
 
 use std::ffi::c_void;
 
@@ -7,12 +7,12 @@ use super::context::current;
 use super::gate::calls;
 use super::process::process;
 
-/// One end of a copy.
+/// End of a copy.
 #[derive(Clone, Copy)]
 enum End {
     Device(u64),
     Host(*mut c_void),
-    /// Unified addresses: whatever it is.
+    /// Unified address: device or host.
     Either(u64),
 }
 
@@ -44,7 +44,7 @@ fn copy(to: End, from: End, len: usize) -> Answer {
         return Err(INVALID_CONTEXT);
     }
     let (to, from) = (to.check(len)?, from.check(len)?);
-    // SAFETY: device ranges were checked; the host's are the caller's word.
+    // SAFETY: device ranges were checked; the caller guarantees those of the host.
     unsafe { to.copy_from(from, len) };
     Ok(())
 }

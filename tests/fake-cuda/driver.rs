@@ -1,5 +1,5 @@
-//! The driver as the sample jobs use it: found as the CUDA runtime does (`dlsym` of `cuGetProcAddress_v2`, all else
-//! through that).
+//! Driver as the sample jobs use it: found as the CUDA runtime does (`dlsym` of `cuGetProcAddress_v2`, all other
+//! functions through that).
 #![allow(
     dead_code,
     unsafe_code,
@@ -16,7 +16,7 @@ unsafe extern "C" {
 }
 const RTLD_NOW: c_int = 2;
 
-/// Ends the program when a call fails.
+/// Ends the program if a call fails.
 pub fn must(call: &str, code: c_int) {
     if code != 0 {
         eprintln!("{call} answered {code}");
@@ -33,7 +33,7 @@ pub type UntilFile = unsafe extern "C" fn(*const c_char) -> c_int;
 #[repr(C)]
 pub struct Handle(pub [u8; 64]);
 
-/// The functions that jobs use.
+/// Functions that jobs use.
 #[derive(Clone, Copy)]
 pub struct Driver {
     pub init: unsafe extern "C" fn(u32) -> c_int,
@@ -71,13 +71,13 @@ impl Driver {
             }
             found
         };
-        // SAFETY: the type of that name.
+        // SAFETY: the type of the function of that name.
         let first: GetProcAddress = unsafe { transmute_copy(&direct("cuGetProcAddress_v2")) };
         let lookup = ask(first, "cuGetProcAddress", 12000);
-        // SAFETY: the type of that name since CUDA 12.0.
+        // SAFETY: the type of the function of that name since CUDA 12.0.
         let lookup: GetProcAddress = unsafe { transmute_copy(&lookup) };
         let get = |name, version| ask(lookup, name, version);
-        // SAFETY: the types of these names in these versions.
+        // SAFETY: the types of the functions of these names in these versions.
         unsafe {
             Self {
                 init: transmute_copy(&get("cuInit", 2000)),
@@ -107,7 +107,7 @@ impl Driver {
 fn ask(lookup: GetProcAddress, name: &str, version: c_int) -> *mut c_void {
     let name = CString::new(name).unwrap();
     let (mut found, mut status) = (std::ptr::null_mut(), 0);
-    // SAFETY: a text and two places for what is found.
+    // SAFETY: a text and room for both results.
     let code = unsafe { lookup(name.as_ptr(), &raw mut found, version, 0, &raw mut status) };
     must("cuGetProcAddress", code);
     if found.is_null() || status != 0 {

@@ -1,16 +1,17 @@
-//! Failures and hanging calls that a test asks for.
+//! Failures and hanging calls that a test requests.
 //!
-//! `FAKE_CUDA_FAIL` `call[:nth[:code]]`, several separated by commas: the nth call of that name (from 1; 0 is every
-//! one, and without it) answers code (999) and does nothing. `FAKE_CUDA_HANG` `call:nth:path`: it waits until the
-//! file exists, inside the driver, and goes on; that it does, a file `hangs-<call>` in the GPUs' folder says. Both count in each process on its own and are for jobs;
-//! `FAKE_CUDA_CALLER_FAIL` and `FAKE_CUDA_CALLER_HANG` are for programs whose name begins with `ckpt`, whose
-//! `cuCheckpointProcess...` calls can fail as well.
+//! `FAKE_CUDA_FAIL` is `call[:nth[:code]]`, several separated by commas: the nth call of that name (from 1; 0, the
+//! default, means every call) returns code (default 999) and has no effect. `FAKE_CUDA_HANG` is `call:nth:path`: the
+//! call waits inside the driver until the file exists, and then continues; meanwhile a file `hangs-<call>` exists in
+//! the GPUs' folder. Both count the calls in each process separately and apply to jobs; `FAKE_CUDA_CALLER_FAIL` and
+//! `FAKE_CUDA_CALLER_HANG` apply to programs whose name begins with `ckpt`, whose `cuCheckpointProcess...` calls can
+//! fail as well.
 //!
-//! With `token` for nth, a rule applies as often as there are files `token-<call>-<any>` in the GPUs' folder, of which
-//! each time removes one, whichever process it is in.
+//! With `token` for nth, a rule applies as often as there are files `token-<call>-<any>` in the GPUs' folder; each use
+//! in any process removes one.
 //!
-//! The same specifications are read from the files `fail`, `hang`, `caller-fail`, `caller-hang` of the GPUs' folder
-//! at each call, for failures in the midst of a run; there only nth 0 makes sense after a restore.
+//! The same specifications are read from the files `fail`, `hang`, `caller-fail`, `caller-hang` of the GPUs' folder at
+//! each call, for failures in the middle of a run; there, after a restore, only nth 0 is useful.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -20,10 +21,10 @@ use std::time::Duration;
 use super::card;
 use super::code::{Answer, Code, UNKNOWN};
 
-/// Time between two looks for a file.
+/// Time between two checks for a file.
 const POLL: Duration = Duration::from_millis(2);
 
-/// Counts the call, lets it hang, lets it fail.
+/// Counts the call, and makes it hang or fail as requested.
 pub fn meet(call: &str) -> Answer {
     let count = count(call)?;
     for path in applying("HANG", call, count) {
@@ -33,7 +34,7 @@ pub fn meet(call: &str) -> Answer {
     code.map_or(Ok(()), |code| Err(code.parse().unwrap_or(UNKNOWN)))
 }
 
-/// How often a call of this name was made, with this one.
+/// Returns the number of calls of this name, including this one.
 fn count(call: &str) -> Result<u64, Code> {
     static COUNTS: Mutex<Option<HashMap<String, u64>>> = Mutex::new(None);
     let mut counts = COUNTS.lock().map_err(|_| UNKNOWN)?;
@@ -45,7 +46,7 @@ fn count(call: &str) -> Result<u64, Code> {
     Ok(*count)
 }
 
-/// Tells who waits for that, and returns when the file exists.
+/// Announces the hanging call, and returns when the file exists.
 pub fn hang(call: &str, path: &Path) {
     let _ = std::fs::write(card::folder().join(format!("hangs-{call}")), "");
     while !path.exists() {
@@ -53,7 +54,7 @@ pub fn hang(call: &str, path: &Path) {
     }
 }
 
-/// The third words of the rules for this call; empty where there is none.
+/// Returns the third words of the rules for this call; empty if there is none.
 fn applying(kind: &str, call: &str, count: u64) -> Vec<String> {
     let third = |rule: String| {
         let mut words = rule.trim().splitn(3, ':');
@@ -77,11 +78,11 @@ fn take_token(call: &str) -> bool {
         .flatten();
     let mut tokens =
         entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(&prefix));
-    // Of several that want the same one, one can remove it.
+    // If several processes want the same token, only one can remove it.
     tokens.any(|token| std::fs::remove_file(token.path()).is_ok())
 }
 
-/// What the environment and the file say for this kind of program.
+/// Returns the rules in the environment and the file for this kind of program.
 fn rules(kind: &str) -> Vec<String> {
     let name = if is_caller() {
         format!("CALLER_{kind}")

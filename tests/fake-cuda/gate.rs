@@ -1,11 +1,11 @@
-//! The entrance of the driver: what every call of a job passes.
+//! Entrance of the driver, which every call of a job passes.
 //!
 //! ```text
 //! call ──▶ initialized here? ──▶ gate ──▶ faults ──▶ the driver's lock ──▶ its work
 //! ```
-//! The gate is what a checkpoint's lock closes: one word, so that a thread that is stopped anywhere holds nothing of
-//! it. The driver's own lock is another one, and [`fakeHoldDriverLock`] holds it without having passed the gate: a
-//! checkpoint's lock does not notice, but a call made while such a thread is stopped never returns.
+//! A checkpoint's lock closes the gate. The gate is a single word, so that a thread that is stopped anywhere holds no
+//! part of it. The driver's own lock is separate, and [`fakeHoldDriverLock`] holds it without passing the gate: a
+//! checkpoint's lock does not notice this, but a call made while such a thread is stopped never returns.
 
 use std::ffi::{CStr, OsStr, c_char, c_int};
 use std::os::unix::ffi::OsStrExt;
@@ -18,10 +18,10 @@ use super::c;
 use super::code::{Answer, INVALID_VALUE, NOT_INITIALIZED, UNKNOWN};
 use super::faults;
 
-/// Bit of [`WORD`]: nobody enters. The rest counts who is inside.
+/// Bit of [`WORD`] that closes the gate. The other bits count the threads inside.
 const CLOSED: u32 = 1 << 31;
 static WORD: AtomicU32 = AtomicU32::new(0);
-/// The process that called `cuInit`; a forked child is another one.
+/// Process that called `cuInit`; a forked child is another one.
 static INITIALIZED: AtomicU32 = AtomicU32::new(0);
 static DRIVER_LOCK: Mutex<()> = Mutex::new(());
 
@@ -29,7 +29,7 @@ pub fn is_initialized() -> bool {
     INITIALIZED.load(Ordering::Acquire) == std::process::id()
 }
 
-/// Whether a process initialized CUDA and forked this one: it never has any.
+/// Returns true if the parent initialized CUDA before the fork: the child can never use it.
 pub fn is_of_parent() -> bool {
     ![0, std::process::id()].contains(&INITIALIZED.load(Ordering::Acquire))
 }
@@ -38,7 +38,7 @@ pub fn set_initialized() {
     INITIALIZED.store(std::process::id(), Ordering::Release);
 }
 
-/// Makes a call of the driver API out of `body`.
+/// Runs `body` as a call of the driver API.
 pub fn call(name: &str, body: impl FnOnce() -> Answer) -> c_int {
     if !is_initialized() {
         return NOT_INITIALIZED;
@@ -72,7 +72,8 @@ fn leave() {
     }
 }
 
-/// Holds up whoever comes and waits for those inside; without a timeout for ever. False: it is open again.
+/// Closes the gate and waits for the threads inside, for ever without a timeout. Returns false if the gate is open
+/// again.
 pub fn close(timeout: Option<Duration>) -> bool {
     let begun = Instant::now();
     WORD.fetch_or(CLOSED, Ordering::AcqRel);
@@ -95,7 +96,7 @@ pub fn open() {
     c::futex_wake_all(&WORD);
 }
 
-/// Not CUDA's: work on the GPU that ends when the file exists. A lock waits for it.
+/// Extension of the fake: GPU work that ends when the file exists. A lock waits for it.
 #[unsafe(no_mangle)]
 extern "C" fn fakeKernel(path: *const c_char) -> c_int {
     until("fakeKernel", path, || {
@@ -104,7 +105,8 @@ extern "C" fn fakeKernel(path: *const c_char) -> c_int {
     })
 }
 
-/// Not CUDA's: the thread is inside the driver and holds its lock until the file exists. A lock does not wait for it.
+/// Extension of the fake: the thread is inside the driver and holds its lock until the file exists. A lock does not
+/// wait for it.
 #[unsafe(no_mangle)]
 extern "C" fn fakeHoldDriverLock(path: *const c_char) -> c_int {
     until("fakeHoldDriverLock", path, || {
@@ -117,7 +119,7 @@ fn until<L: FnOnce()>(call: &str, path: *const c_char, take: impl FnOnce() -> L)
     if path.is_null() {
         return INVALID_VALUE;
     }
-    // SAFETY: the caller gives a text that ends with a zero.
+    // SAFETY: the caller passes a text that ends with a zero.
     let path = unsafe { CStr::from_ptr(path) };
     let let_go = take();
     faults::hang(call, Path::new(OsStr::from_bytes(path.to_bytes())));
@@ -125,7 +127,7 @@ fn until<L: FnOnce()>(call: &str, path: *const c_char, take: impl FnOnce() -> L)
     0
 }
 
-/// Declares functions of the driver API: first CUDA that has each, its C signature, its work.
+/// Declares functions of the driver API: the first CUDA version that has each, its C signature, its body.
 macro_rules! calls {
     ($($since:literal fn $name:ident($($argument:ident: $kind:ty),* $(,)?) $body:block)*) => {
         $(
@@ -134,7 +136,7 @@ macro_rules! calls {
                 $crate::gate::call(stringify!($name), || $body)
             }
         )*
-        /// For `cuGetProcAddress`.
+        /// Returns the table for `cuGetProcAddress`.
         pub fn table() -> Vec<$crate::lookup::Entry> {
             vec![$($crate::lookup::Entry {
                 name: stringify!($name),

@@ -1,18 +1,18 @@
-//! A job for the fake GPU that ends with the same words whatever was done to it: each word of its device memory
-//! depends on all steps before.
+//! Job for the fake GPU whose final output is independent of interruptions: each word of its device memory depends on
+//! all earlier steps.
 //!
 //! ```text
 //! job [--steps 40] [--pause-ms 20] [--segments 300,64K,2M,4M] [--threads 1] [--renew 5] [--log FILE]
 //!     [--wait-at STEP:FILE] [--kernel-at STEP:FILE] [--hold-at STEP:FILE] [--import] [--allocators 3]
 //!     [--user 65534] [--late STEP:6M]
 //! ```
-//! Every thread has all segments, on GPU (thread modulo GPUs), and frees and allocates one anew every `--renew` steps.
-//! Each step appends a line to standard output and to the log. At a step, the first thread can be made to wait
-//! (`--wait-at`), to work on the GPU (`--kernel-at`: a lock waits for it) or to hold the driver's lock (`--hold-at`)
-//! until the file exists; meanwhile all others wait outside of the driver. `--import`: it holds memory that came by a
-//! descriptor, from itself; the driver cannot bring that back. So many `--allocators` are threads that are inside malloc
-//! and free nearly all the time. `--user`: it becomes that user before its first step. `--late`: every thread has a segment
-//! more from that step on.
+//! Every thread has all segments, on GPU (thread modulo GPUs), and replaces one by a new allocation every `--renew`
+//! steps. Each step appends a line to standard output and to the log. At a step, the first thread can wait
+//! (`--wait-at`), work on the GPU (`--kernel-at`: a lock waits for it) or hold the driver's lock (`--hold-at`) until
+//! the file exists; meanwhile all other threads wait outside of the driver. `--import`: the job holds memory imported
+//! from its own descriptor, which the driver cannot restore. `--allocators` is the number of threads that call malloc
+//! and free nearly all the time. `--user`: the job becomes that user before its first step. `--late`: every thread has
+//! an additional segment from that step on.
 #![allow(unsafe_code, reason = "calls the driver through C")]
 
 mod driver;
@@ -27,7 +27,7 @@ use std::time::Duration;
 
 use driver::{Driver, UntilFile, must};
 
-/// An allocation, and a buffer of the host's to work on it.
+/// Allocation, with a host buffer.
 struct Segment {
     address: u64,
     words: Vec<u64>,
@@ -40,7 +40,7 @@ impl Segment {
             words: vec![0; bytes.div_ceil(8)],
         };
         segment.allocate(driver);
-        // SAFETY: as many bytes as allocated.
+        // SAFETY: the allocation has this length.
         must("cuMemsetD8", unsafe {
             (driver.fill)(segment.address, 3, segment.bytes())
         });
@@ -52,16 +52,16 @@ impl Segment {
     }
 
     fn allocate(&mut self, driver: &Driver) {
-        // SAFETY: a place for an address.
+        // SAFETY: there is room for an address.
         must("cuMemAlloc", unsafe {
             (driver.alloc)(&raw mut self.address, self.bytes())
         });
     }
 
-    /// Each word becomes another one; the first half is copied from the second on the GPU.
+    /// Changes each word; the first half is copied from the second on the GPU.
     fn step(&mut self, driver: &Driver, step: u64) -> u64 {
         let (at, bytes) = (self.address, self.bytes());
-        // SAFETY: as many bytes as allocated here and there.
+        // SAFETY: both sides have this length.
         must("cuMemcpyDtoH", unsafe {
             (driver.download)(self.words.as_mut_ptr(), at, bytes)
         });
@@ -84,11 +84,11 @@ impl Segment {
         sum
     }
 
-    /// To another allocation with the same contents.
+    /// Moves the contents to a new allocation.
     fn renew(&mut self, driver: &Driver) {
         let (old, bytes) = (self.address, self.bytes());
         self.allocate(driver);
-        // SAFETY: two allocations of these bytes, the old one not used again.
+        // SAFETY: two allocations of this length, the old one not used again.
         unsafe {
             must("cuMemcpyDtoD", (driver.copy)(self.address, old, bytes));
             must("cuMemFree", (driver.free)(old));
@@ -96,12 +96,12 @@ impl Segment {
     }
 }
 
-/// Memory whose only handle is an imported one.
+/// Creates memory whose only handle is an imported one.
 fn import(driver: &Driver) {
     // Pinned, by descriptor, on a device: the first one.
     let properties = [1, 1, 1, 0, 0, 0, 0, 0];
     let (mut own, mut imported, mut descriptor) = (0, 0, -1);
-    // SAFETY: places for two handles and a descriptor; 32 bytes of properties.
+    // SAFETY: there is room for two handles and a descriptor, and 32 bytes of properties.
     unsafe {
         must(
             "cuMemCreate",
@@ -118,7 +118,7 @@ fn import(driver: &Driver) {
             (driver.import)(&raw mut imported, pointer, 1),
         );
     }
-    // SAFETY: nobody else has it.
+    // SAFETY: it has no other owner.
     drop(unsafe { OwnedFd::from_raw_fd(descriptor) });
 }
 
@@ -201,7 +201,7 @@ fn at(text: &str) -> (u64, String) {
     (step.parse().unwrap(), path.to_owned())
 }
 
-/// What the threads share.
+/// State shared by the threads.
 struct Job {
     options: Options,
     driver: Driver,
@@ -216,7 +216,7 @@ impl Job {
         let (driver, options) = (&self.driver, &self.options);
         let mut context = 0;
         let gpu = c_int::try_from(thread).unwrap() % self.gpus;
-        // SAFETY: a place for a context, and that context.
+        // SAFETY: there is room for a context, and that context.
         unsafe {
             must(
                 "cuDevicePrimaryCtxRetain",
@@ -238,7 +238,7 @@ impl Job {
                 let chosen = usize::try_from(step / options.renew).unwrap() % segments.len();
                 segments[chosen].renew(driver);
             }
-            // SAFETY: takes nothing.
+            // SAFETY: has no arguments.
             must("cuCtxSynchronize", unsafe { (driver.synchronize)() });
             *self.sums[thread].lock().unwrap() = sum;
             self.barrier.wait();
@@ -250,7 +250,7 @@ impl Job {
         }
     }
 
-    /// The first thread's, while all others wait.
+    /// Reports a step; called by the first thread, while all others wait.
     fn report(&self, step: u64) {
         let sums = self.sums.iter().map(|sum| *sum.lock().unwrap());
         let line = format!("{step} {:016x}\n", sums.fold(0, |all, sum| all ^ sum));
@@ -279,12 +279,12 @@ impl Job {
     }
 }
 
-/// Too large for what a thread has for itself, too small for a mapping of its own.
+/// Allocates for ever, in a size too large for a thread's own cache and too small for a separate mapping.
 fn allocate_for_ever() {
     let mut pieces: [Vec<u8>; 64] = std::array::from_fn(|_| Vec::new());
     for number in 0_usize.. {
         let piece = &mut pieces[number % 64];
-        // Given back before another is taken.
+        // Freed before another is allocated.
         *piece = Vec::new();
         *piece = Vec::with_capacity(2048 + number * 7919 % 32_768);
         std::hint::black_box(piece);
@@ -312,7 +312,7 @@ fn main() {
         assert_eq!(unsafe { setuid(user) }, 0, "cannot become user {user}");
     }
     let mut gpus = 0;
-    // SAFETY: a place for a number.
+    // SAFETY: there is room for a number.
     must("cuDeviceGetCount", unsafe { (driver.count)(&raw mut gpus) });
     let threads = options.threads;
     for _ in 0..options.allocators {

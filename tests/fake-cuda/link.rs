@@ -1,8 +1,9 @@
-//! Between a program that suspends and the restore thread of a process: datagrams, and how one finds the other.
+//! Communication between a program that suspends and the restore thread of a process: datagrams, and the lookup of the
+//! socket.
 //!
-//! The thread's socket has the abstract name `fake-cuda/<pid>/<unique>`, the pid as the process itself sees it: CRIU
-//! dumps a bound datagram socket and restores it under its name, whatever the process is called outside then. The
-//! caller looks for it among the sockets that the process has open; a forked child has its parent's, with another pid.
+//! The thread's socket has the abstract name `fake-cuda/<pid>/<unique>`, with the pid in the process's own namespace:
+//! CRIU dumps a bound datagram socket and restores it under its name, whatever the host pid is then. The caller looks
+//! for it among the open sockets of the process; a forked child has its parent's socket, with another pid.
 
 use std::collections::HashSet;
 use std::fs;
@@ -14,12 +15,12 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::code::{Code, INVALID_VALUE, NOT_INITIALIZED, OPERATING_SYSTEM};
 
-/// Time between two looks whether a process that does not answer still exists.
+/// Time between two checks if a process that does not reply still exists.
 const PATIENCE: Duration = Duration::from_millis(20);
-/// Most pairs of GPUs.
+/// Maximum number of GPU pairs.
 pub const PAIRS_MAX: usize = 64;
 const HEAD: usize = 12;
-/// Bytes of the longest request.
+/// Maximum length of a request.
 pub const REQUEST_MAX: usize = HEAD + PAIRS_MAX * size_of::<Pair>();
 const REPLY: usize = 8;
 
@@ -99,12 +100,12 @@ fn decode_reply(bytes: [u8; REPLY]) -> Result<i32, Code> {
     if code == 0 { Ok(value) } else { Err(code) }
 }
 
-/// The socket of this process's restore thread.
+/// Opens the socket of this process's restore thread.
 pub fn listen() -> io::Result<UnixDatagram> {
     bind("fake-cuda")
 }
 
-/// A name that no other socket has.
+/// Binds a socket to a unique name.
 fn bind(kind: &str) -> io::Result<UnixDatagram> {
     static SERIAL: AtomicU32 = AtomicU32::new(0);
     let time = SystemTime::now()
@@ -116,8 +117,8 @@ fn bind(kind: &str) -> io::Result<UnixDatagram> {
     UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(name)?)
 }
 
-/// Asks the restore thread of a process and waits for its answer, for as long as the process exists: a stopped one
-/// answers when it goes on.
+/// Sends a request to the restore thread of a process and waits for its reply as long as the process exists: a stopped
+/// process replies when it continues.
 pub fn ask(pid: i32, request: &Request) -> Result<i32, Code> {
     if request.pairs.len() > PAIRS_MAX {
         return Err(INVALID_VALUE);
@@ -143,7 +144,7 @@ pub fn ask(pid: i32, request: &Request) -> Result<i32, Code> {
     }
 }
 
-/// Whether a process exists and is no zombie.
+/// Returns true if a process exists and is no zombie.
 fn exists(pid: i32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let state = stat
@@ -152,7 +153,7 @@ fn exists(pid: i32) -> bool {
     state.is_some_and(|state| state != 'Z' && state != 'X')
 }
 
-/// The name of a process's or thread's number as it sees it itself.
+/// Returns the process's or thread's id in its own namespace.
 pub fn inner_id(status: &str) -> Option<&str> {
     status
         .lines()

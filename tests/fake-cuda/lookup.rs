@@ -1,16 +1,16 @@
-//! `cuGetProcAddress`: how the CUDA runtime finds every function of the driver.
+//! The function `cuGetProcAddress`, by which the CUDA runtime finds every function of the driver.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
 use super::code::{Answer, INVALID_VALUE};
 use super::{c, context, copy, memory, virtual_memory};
 
-/// CUDA 13.0, driver 580.
+/// Version of CUDA 13.0, driver 580.
 pub const VERSION: c_int = 13000;
-/// `CUDA_ERROR_NOT_FOUND`, which only the first version of the call answers.
+/// `CUDA_ERROR_NOT_FOUND`, which only the first version of the call returns.
 const NOT_FOUND: c_int = 500;
 
-/// A function by its name with the version suffix; `since` in the form of `cuDriverGetVersion`.
+/// Function by its name with the version suffix; `since` is in the form of `cuDriverGetVersion`.
 pub struct Entry {
     pub name: &'static str,
     pub since: c_int,
@@ -61,12 +61,12 @@ extern "C" fn cuGetProcAddress_v2(
     }
 }
 
-/// The newest form of the function that the version has.
+/// Finds the newest form of the function in the version.
 fn find(symbol: *const c_char, function: *mut *mut c_void, version: c_int) -> Result<Found, c_int> {
     if symbol.is_null() || version > VERSION {
         return Err(INVALID_VALUE);
     }
-    // SAFETY: the caller gives a text that ends with a zero.
+    // SAFETY: the caller passes a text that ends with a zero.
     let symbol = unsafe { CStr::from_ptr(symbol) }.to_string_lossy();
     let forms: Vec<Entry> = all()
         .into_iter()
@@ -89,7 +89,7 @@ fn give(at: *mut *mut c_void, address: *mut c_void) -> Answer {
     c::give(at, address)
 }
 
-/// The name without `_v2` and the like.
+/// Returns the name without `_v2` and similar suffixes.
 fn base(name: &str) -> &str {
     let suffixes = ["_v2", "_v3", "_v4"];
     suffixes

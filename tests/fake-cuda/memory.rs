@@ -1,4 +1,4 @@
-//! Plain allocations of device and host memory, and questions about addresses.
+//! Plain allocations of device and host memory, and queries about addresses.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -73,7 +73,7 @@ fn pin(pointer: *mut *mut c_void, asked: usize) -> Answer {
     give(pointer, at as *mut c_void)
 }
 
-/// What an address is.
+/// Kind of memory at an address.
 enum Target {
     Device { at: u64, mapping: Mapping },
     Host { at: u64, len: u64 },
@@ -94,7 +94,7 @@ fn target(address: u64) -> Result<Target, Code> {
     })
 }
 
-/// `CUpointer_attribute`, those that are known here.
+/// Returns the supported `CUpointer_attribute` values.
 fn attribute(out: *mut c_void, number: c_int, address: u64) -> Answer {
     let target = target(address)?;
     let (is_device, from, len) = match &target {

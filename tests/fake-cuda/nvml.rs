@@ -1,11 +1,11 @@
-//! NVML's answers: the GPUs, their memory, and the processes on them, as the caller sees those.
+//! NVML: the GPUs, their memory, and the processes on them, with pids in the caller's namespace.
 //!
-//! A process is on a GPU when it has some of its memory mapped, which a context does. One that is checkpointed has
-//! none and is not listed, and neither is one that has not made a context yet (580.159.04). What is told of a process is
-//! the memory that it made: what it imported counts nowhere (`memSharedDuped` in NVIDIA's kernel module).
+//! A process is on a GPU if it has some of its memory mapped, as a context does. A checkpointed process has none and is
+//! not listed, and neither is one without a context yet (580.159.04). The reported memory is that created by the
+//! process; imported memory is not counted anywhere (`memSharedDuped` in NVIDIA's kernel module).
 //!
-//! `FAKE_CUDA_PERSISTENCE` 0 turns persistence mode off. A file `utilization` in the GPUs' folder says how busy they are,
-//! in percent; without it they are idle. With a file `mig` there all are split up.
+//! `FAKE_CUDA_PERSISTENCE` 0 turns persistence mode off. A file `utilization` in the GPUs' folder sets their
+//! utilization in percent; without it they are idle. With a file `mig` there, all are in MIG mode.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong};
@@ -20,10 +20,10 @@ type Answer = c_int;
 const INVALID_ARGUMENT: Answer = 2;
 const NOT_SUPPORTED: Answer = 3;
 const INSUFFICIENT_SIZE: Answer = 7;
-/// Measured with this one.
+/// Driver release of the measurements.
 const RELEASE: &str = "580.159.04";
 
-/// `nvmlDevice_t`: the index, from 1.
+/// `nvmlDevice_t`: the index, starting at 1.
 type Handle = usize;
 
 /// `nvmlMemory_t`.
@@ -74,7 +74,7 @@ fn text(buffer: *mut c_char, room: c_uint, text: &str) -> Answer {
     if text.len() >= room as usize {
         return INSUFFICIENT_SIZE;
     }
-    // SAFETY: there is room, by the caller's word.
+    // SAFETY: the caller guarantees the room.
     unsafe { buffer.copy_from_nonoverlapping(text.as_ptr().cast(), text.len()) };
     // SAFETY: as above.
     unsafe { buffer.add(text.len()).write(0) };
@@ -218,13 +218,13 @@ fn list(
             gpu_instance: c_uint::MAX,
             compute_instance: c_uint::MAX,
         };
-        // SAFETY: there is room for as many as `count` said.
+        // SAFETY: there is room for as many as `count` states.
         put(unsafe { found.add(number) }, info)?;
     }
     Ok(())
 }
 
-/// Who has memory of the GPU mapped, and how much of it is the process's own.
+/// Returns the processes that have memory of the GPU mapped, with the amount of the process's own memory.
 fn processes(gpu: usize) -> Vec<(u32, u64)> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let used = entries.filter_map(|entry| {
@@ -240,8 +240,8 @@ fn processes(gpu: usize) -> Vec<(u32, u64)> {
     used.collect()
 }
 
-/// The piece of memory that a line of `/proc/PID/maps` is of, and whether by that line it is the process's own. Its mount
-/// may be elsewhere in the process's namespace.
+/// Parses a line of `/proc/PID/maps`: the piece of memory, and true if it is the process's own. Its mount may be
+/// elsewhere in the process's namespace.
 fn piece(line: &str, gpu: usize) -> Option<(&str, bool, u64)> {
     let path = Path::new(line.get(line.find('/')?..)?);
     if path.parent()?.file_name() != card::folder().file_name() {

@@ -1,13 +1,13 @@
-//! A job of two processes that use each other's device memory (CUDA IPC), each on a GPU of its own if there are two. It
-//! ends with the same words whatever was done to it.
+//! Job of two processes that use each other's device memory (CUDA IPC), each on a separate GPU if there are two. Its
+//! final output is independent of interruptions.
 //!
 //! ```text
 //! pair [--steps 30] [--wait-at STEP:FILE] [--begin-at FILE]
 //! first   allocate, export ──── handle ───▶ open ┐
 //!         open ◀─────────────── handle ─── allocate, export      second, which the first starts
-//! Each has a context before, and with --begin-at waits for the file then. Each step: the first changes its own memory by the second's, then the second its own by the first's, and sums up
+//! Each creates a context first, and with --begin-at waits for the file then. In each step the first changes its own memory by the second's, then the second its own by the first's, and sums up
 //! ```
-//! So a process that had a copy of the other's memory, instead of that memory, would come to other words.
+//! So a process with a copy of the other's memory, instead of that memory itself, would print a different result.
 #![allow(unsafe_code, reason = "calls the driver through C")]
 
 mod driver;
@@ -19,13 +19,13 @@ use std::time::Duration;
 
 use driver::{Driver, Handle, must};
 
-/// Words of each one's memory.
+/// Number of words of each process's memory.
 const WORDS: usize = (4 << 20) / 8;
 const BYTES: usize = WORDS * 8;
 /// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`.
 const LAZY_PEERS: u32 = 1;
 
-/// A process, with the other's memory beside its own.
+/// Process, with the other's memory beside its own.
 struct Side {
     driver: Driver,
     own: u64,
@@ -33,7 +33,7 @@ struct Side {
 }
 
 impl Side {
-    /// On the GPU of that number, modulo those there are. Exchanges handles: writes one and reads one.
+    /// Starts on the GPU of that number, modulo the number of GPUs. Exchanges handles: writes one and reads one.
     fn begin(
         number: i32,
         begin_at: Option<&str>,
@@ -43,7 +43,7 @@ impl Side {
         let driver = Driver::load();
         let (mut gpus, mut context, mut own, mut others) = (0, 0, 0, 0);
         let mut handle = Handle([0; 64]);
-        // SAFETY: places for what is answered.
+        // SAFETY: there is room for the results.
         unsafe {
             must("cuInit", (driver.init)(0));
             must("cuDeviceGetCount", (driver.count)(&raw mut gpus));
@@ -54,7 +54,7 @@ impl Side {
         while begin_at.is_some_and(|path| !Path::new(path).exists()) {
             std::thread::sleep(Duration::from_millis(5));
         }
-        // SAFETY: places for what is answered.
+        // SAFETY: there is room for the results.
         unsafe {
             must("cuMemAlloc", (driver.alloc)(&raw mut own, BYTES));
             must("cuMemsetD8", (driver.fill)(own, 3, BYTES));
@@ -69,7 +69,7 @@ impl Side {
         let line = hear(input).expect("the other's handle");
         let mut bytes = line.split(' ').map(|word| word.parse().expect("a byte"));
         let handle = Handle(std::array::from_fn(|_| bytes.next().expect("64 bytes")));
-        // SAFETY: a place for an address.
+        // SAFETY: there is room for an address.
         let opened = unsafe { (driver.open_handle)(&raw mut others, handle, LAZY_PEERS) };
         must("cuIpcOpenMemHandle", opened);
         Self {
@@ -79,7 +79,7 @@ impl Side {
         }
     }
 
-    /// Changes its own memory by the other's; a sum of it.
+    /// Changes its own memory by the other's; returns a sum of it.
     fn step(&self, step: u64) -> u64 {
         let (mut own, others) = (self.read(self.own), self.read(self.others));
         let mut sum = step;
@@ -89,17 +89,17 @@ impl Side {
                 .wrapping_add(other ^ step);
             sum = sum.rotate_left(5) ^ *word;
         }
-        // SAFETY: as many bytes as allocated.
+        // SAFETY: the allocation has this length.
         let written = unsafe { (self.driver.upload)(self.own, own.as_ptr(), BYTES) };
         must("cuMemcpyHtoD", written);
-        // SAFETY: takes nothing.
+        // SAFETY: has no arguments.
         must("cuCtxSynchronize", unsafe { (self.driver.synchronize)() });
         sum
     }
 
     fn read(&self, from: u64) -> Vec<u64> {
         let mut words = vec![0; WORDS];
-        // SAFETY: as many bytes as allocated.
+        // SAFETY: the allocation has this length.
         must("cuMemcpyDtoH", unsafe {
             (self.driver.download)(words.as_mut_ptr(), from, BYTES)
         });
@@ -107,7 +107,7 @@ impl Side {
     }
 }
 
-/// A line, without its end.
+/// Reads a line, without its end.
 fn hear(input: &mut impl BufRead) -> Option<String> {
     let mut line = String::new();
     let len = input.read_line(&mut line).expect("a line");

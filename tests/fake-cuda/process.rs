@@ -1,7 +1,7 @@
-//! What the driver knows of this process: its GPUs, contexts, memory and addresses.
+//! State of the driver in this process: its GPUs, contexts, memory and addresses.
 //!
-//! Guarded by a lock of its own that is held for moments only, and never while a thread waits: the restore thread
-//! takes it when the gate is closed and all other threads may be stopped.
+//! A separate lock guards the state. It is held for moments only, and never while a thread waits, because the restore
+//! thread takes it when the gate is closed and all other threads may be stopped.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -13,20 +13,20 @@ use super::code::{Answer, Code, INVALID_CONTEXT, INVALID_DEVICE, INVALID_HANDLE,
 /// Number of a piece of memory, and of a handle, in this process.
 pub type Id = u64;
 
-/// Where a piece of memory is.
+/// Place of a piece of memory.
 pub enum Place {
     Device(Memory),
-    /// In host memory, while the process is checkpointed.
+    /// Host memory, while the process is checkpointed.
     Host {
         at: u64,
         device: usize,
         len: u64,
     },
-    /// It was another process's, and cannot come back.
+    /// Nowhere: it belonged to another process and cannot be restored.
     Lost,
 }
 
-/// Who made a piece of memory.
+/// Origin of a piece of memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Origin {
     Own,
@@ -40,21 +40,21 @@ pub struct Piece {
     pub exportable: bool,
 }
 
-/// How a range of addresses came to be.
+/// Kind of an address range.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// `cuMemAlloc`: addresses and memory are one.
+    /// From `cuMemAlloc`: addresses and memory belong together.
     Private,
-    /// `cuMemMap` into a reservation.
+    /// From `cuMemMap` into a reservation.
     Virtual,
 }
 
 /// Device memory at an address.
 #[derive(Clone, Copy)]
 pub struct Mapping {
-    /// Bytes that were asked for.
+    /// Requested length in bytes.
     pub asked: u64,
-    /// Bytes that are mapped.
+    /// Mapped length in bytes.
     pub len: u64,
     pub piece: Id,
     pub access: Access,
@@ -67,19 +67,19 @@ pub struct Handle {
 }
 
 pub struct Context {
-    /// The process's number of the GPU.
+    /// Process's number of the GPU.
     pub ordinal: usize,
-    /// Of a primary context.
+    /// Number of users of a primary context.
     pub users: u32,
-    /// What the driver itself takes.
+    /// Memory of the driver itself.
     pub piece: Option<Id>,
 }
 
 #[derive(Default)]
 pub struct Process {
-    /// The GPU that each of the process's numbers means.
+    /// Physical GPU for each of the process's numbers.
     pub gpus: Vec<usize>,
-    /// The same when the process began.
+    /// The same at the start of the process.
     pub gpus_at_first: Vec<usize>,
     pub pieces: BTreeMap<Id, Piece>,
     pub handles: BTreeMap<Id, Handle>,
@@ -93,7 +93,7 @@ pub struct Process {
 
 static PROCESS: Mutex<Option<Process>> = Mutex::new(None);
 
-/// The process, for this thread alone.
+/// Exclusive access to the process's state.
 pub struct Guard(MutexGuard<'static, Option<Process>>);
 
 impl std::ops::Deref for Guard {
@@ -119,7 +119,7 @@ pub fn process() -> Guard {
     Guard(guard)
 }
 
-/// GPUs that `CUDA_VISIBLE_DEVICES` leaves, in its order.
+/// Returns the GPUs in `CUDA_VISIBLE_DEVICES`, in its order.
 fn visible() -> Vec<usize> {
     let Ok(list) = std::env::var("CUDA_VISIBLE_DEVICES") else {
         return (0..card::devices()).collect();
@@ -141,18 +141,19 @@ impl Process {
         self.last
     }
 
-    /// The GPU of a number.
+    /// Returns the GPU of a number.
     pub fn gpu(&self, ordinal: i32) -> Result<usize, Code> {
         let ordinal = usize::try_from(ordinal).map_err(|_| INVALID_DEVICE)?;
         self.gpus.get(ordinal).copied().ok_or(INVALID_DEVICE)
     }
 
-    /// The process's number of a GPU.
+    /// Returns the process's number of a GPU.
     pub fn ordinal(&self, gpu: usize) -> Option<usize> {
         self.gpus.iter().position(|&one| one == gpu)
     }
 
-    /// Whether memory of a GPU can be imported: not of one that came later, in the place of another (580.159.04).
+    /// Returns true if memory of a GPU can be imported, which is not the case for a GPU that replaced another
+    /// (580.159.04).
     pub fn imports_from(&self, gpu: usize) -> bool {
         let mut numbers = self.gpus.iter().zip(&self.gpus_at_first);
         numbers.any(|(now, first)| *now == gpu && *first == gpu)
@@ -175,7 +176,7 @@ impl Process {
         id
     }
 
-    /// The memory of a piece; there is one while calls pass the gate.
+    /// Returns the memory of a piece, which exists while calls pass the gate.
     pub fn memory(&self, piece: Id) -> Result<&Memory, Code> {
         match self.pieces.get(&piece).map(|piece| &piece.place) {
             Some(Place::Device(memory)) => Ok(memory),
@@ -190,7 +191,7 @@ impl Process {
             .ok_or(INVALID_VALUE)
     }
 
-    /// Forgets a piece that neither a handle nor a mapping nor a context holds.
+    /// Removes a piece that is held neither by a handle nor by a mapping nor by a context.
     pub fn forget_unused(&mut self, piece: Id) {
         let held = self.handles.values().any(|one| one.piece == piece)
             || self.mappings.values().any(|one| one.piece == piece)
@@ -200,13 +201,13 @@ impl Process {
         }
     }
 
-    /// The mapping that an address lies in.
+    /// Returns the mapping that contains an address.
     pub fn mapping_at(&self, address: u64) -> Option<(u64, Mapping)> {
         let (&at, &mapping) = self.mappings.range(..=address).next_back()?;
         (address < at + mapping.len).then_some((at, mapping))
     }
 
-    /// Whether all of the range is device memory that may be read and written.
+    /// Checks that the whole range is readable and writable device memory.
     pub fn check_range(&self, address: u64, len: u64) -> Answer {
         let end = address.checked_add(len).ok_or(INVALID_VALUE)?;
         let mut at = address;
@@ -220,19 +221,19 @@ impl Process {
         Ok(())
     }
 
-    /// Whether no mapping overlaps the range.
+    /// Returns true if no mapping overlaps the range.
     pub fn is_vacant(&self, address: u64, len: u64) -> bool {
         let before = self.mappings.range(..address + len).next_back();
         before.is_none_or(|(at, mapping)| at + mapping.len <= address)
     }
 
-    /// The reservation that the whole range lies in.
+    /// Returns true if a reservation contains the whole range.
     pub fn is_reserved(&self, address: u64, len: u64) -> bool {
         let before = self.reservations.range(..=address).next_back();
         before.is_some_and(|(at, reserved)| address + len <= at + reserved)
     }
 
-    /// Maps a piece over addresses that are reserved or were mapped before.
+    /// Maps a piece at addresses that are reserved or were mapped before.
     pub fn map(&mut self, at: u64, mapping: Mapping) -> Answer {
         let file = self.memory(mapping.piece)?.open()?;
         c::map_file(Some(at), mapping.len, &file, mapping.access)?;

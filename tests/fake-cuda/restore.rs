@@ -1,11 +1,11 @@
-//! The restore thread: does to its process what `cuCheckpointProcess...` of another one asks for.
+//! Restore thread, which carries out the `cuCheckpointProcess...` calls of another process.
 //!
 //! ```text
 //! running ──lock──▶ locked ──checkpoint──▶ checkpointed
 //!    ▲                │ ▲                       │
-//!    └────unlock──────┘ └────────restore────────┘          a wrong state answers 401
+//!    └────unlock──────┘ └────────restore────────┘          a wrong state returns 401
 //! ```
-//! It takes the process's table but never the driver's lock, which a stopped thread may hold.
+//! The thread locks the process's state but never takes the driver's lock, which a stopped thread may hold.
 
 use std::fs::File;
 use std::os::unix::net::UnixDatagram;
@@ -17,7 +17,7 @@ use super::code::{Code, ILLEGAL_STATE, NOT_INITIALIZED, NOT_READY, UNKNOWN};
 use super::link::{self, REQUEST_MAX, Request, Verb};
 use super::{c, gate, suspend};
 
-/// What a process on a GPU has open, and a checkpointed one has not. A test may put any file there.
+/// Device file that a process on a GPU has open, and a checkpointed one has not. A test may put any file there.
 const DEVICE: &str = "/dev/nvidiactl";
 
 const RUNNING: i32 = 0;
@@ -27,7 +27,7 @@ const CHECKPOINTED: i32 = 2;
 static STATE: AtomicI32 = AtomicI32::new(RUNNING);
 static DEVICE_FILE: Mutex<Option<File>> = Mutex::new(None);
 
-/// Starts it. Signals are for the job's threads.
+/// Starts the thread. Signals are for the job's threads.
 pub fn start() -> Result<(), Code> {
     let socket = link::listen().map_err(|_| UNKNOWN)?;
     hold_device();
@@ -45,7 +45,7 @@ fn serve(socket: &UnixDatagram) {
         let Some(request) = Request::decode(&bytes[..len]) else {
             continue;
         };
-        // A caller that has ended does not listen.
+        // A caller that has exited does not listen.
         let _ = socket.send_to_addr(&link::encode_reply(answer(&request)), &from);
     }
 }
@@ -53,7 +53,7 @@ fn serve(socket: &UnixDatagram) {
 fn answer(request: &Request) -> Result<i32, Code> {
     match request.verb {
         Verb::State => Ok(STATE.load(Ordering::Acquire)),
-        // SAFETY: takes nothing.
+        // SAFETY: has no arguments.
         Verb::Thread => Ok(unsafe { c::gettid() }),
         Verb::Lock => step(RUNNING, LOCKED, || lock(request.timeout_ms)),
         Verb::Checkpoint => step(LOCKED, CHECKPOINTED, || {
@@ -82,7 +82,7 @@ fn step(from: i32, to: i32, work: impl FnOnce() -> Result<(), Code>) -> Result<i
     Ok(0)
 }
 
-/// A process inside `cuInit` is running and cannot be locked (580.159.04).
+/// Locks the process. A process inside `cuInit` counts as running and cannot be locked (580.159.04).
 fn lock(timeout_ms: u32) -> Result<(), Code> {
     if !gate::is_initialized() {
         return Err(NOT_INITIALIZED);

@@ -1,5 +1,5 @@
-//! A checkpoint and a restore of what the process has on its GPUs: own memory goes to host memory and back, to the
-//! same addresses. Imported memory is let go of, and with that the process cannot be restored (801).
+//! Checkpoint and restore of the process's device memory: own memory is moved to host memory and back, to the same
+//! addresses. Imported memory is released, and then the process cannot be restored (801).
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -10,10 +10,10 @@ use super::code::{Answer, Code, INVALID_VALUE, NOT_SUPPORTED, UNKNOWN};
 use super::link::Pair;
 use super::process::{Guard, Id, Origin, Place, process};
 
-/// Pieces in which memory is copied; those that are zero are not.
+/// Size of a copied block; blocks of zeros are skipped.
 const BLOCK: usize = 64 << 10;
 
-/// Everything or nothing: a host without the memory for it leaves the process as it is.
+/// Moves all memory or none: without enough host memory the process is unchanged.
 pub fn to_host() -> Answer {
     let mut process = process();
     let copies = copy_all(&process)?;
@@ -65,7 +65,7 @@ fn copy_to_host(memory: &Memory) -> Result<Place, Code> {
         device: memory.device,
         len: memory.len,
     };
-    // SAFETY: mapped above, and nobody else knows of it.
+    // SAFETY: mapped above, and not used elsewhere.
     let copy = unsafe { std::slice::from_raw_parts_mut(at as *mut u8, memory.len as usize) };
     let mut block = vec![0; BLOCK];
     for (number, target) in copy.chunks_mut(BLOCK).enumerate() {
@@ -81,7 +81,7 @@ fn copy_to_host(memory: &Memory) -> Result<Place, Code> {
     Ok(place)
 }
 
-/// Everything or nothing: a GPU without the memory for it leaves the process checkpointed.
+/// Moves all memory or none: without enough GPU memory the process stays checkpointed.
 pub fn to_device(pairs: &[Pair]) -> Answer {
     let mut process = process();
     let gpus = moved(&process.gpus, pairs)?;
@@ -110,7 +110,7 @@ pub fn to_device(pairs: &[Pair]) -> Answer {
         .try_for_each(|(at, mapping)| process.map(at, mapping))
 }
 
-/// The process's GPUs after a move. A map names each of them; without one they are the same.
+/// Returns the process's GPUs after a move. A map names each of them; without one they are the same.
 fn moved(gpus: &[usize], pairs: &[Pair]) -> Result<Vec<usize>, Code> {
     let target = |gpu: &usize| {
         let old = card::uuid(*gpu);
@@ -137,7 +137,7 @@ fn create_all(process: &Guard, gpus: &[usize]) -> Result<Vec<(Id, Memory)>, Code
         };
         let ordinal = process.ordinal(device).ok_or(INVALID_VALUE)?;
         let memory = Memory::create(gpus[ordinal], len)?;
-        // SAFETY: the copy of the checkpoint, which nobody else knows of.
+        // SAFETY: the copy of the checkpoint, which is not used elsewhere.
         let copy = unsafe { std::slice::from_raw_parts(at as *const u8, len as usize) };
         write(&memory.open()?, copy)?;
         memories.push((*id, memory));

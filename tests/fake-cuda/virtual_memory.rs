@@ -1,4 +1,4 @@
-//! Virtual memory management: addresses, handles, and what joins them (`cuMemCreate` and its like).
+//! Virtual memory management: addresses, handles, and mappings (`cuMemCreate` and related functions).
 
 use std::ffi::{c_int, c_ulonglong, c_void};
 use std::os::fd::{BorrowedFd, IntoRawFd};
@@ -9,7 +9,7 @@ use super::code::{Answer, Code, INVALID_VALUE, NOT_INITIALIZED, NOT_SUPPORTED};
 use super::gate::calls;
 use super::process::{Handle, Id, Kind, Mapping, Origin, process};
 
-/// Unit of addresses and memory, bytes.
+/// Granularity of addresses and memory, in bytes.
 pub const GRANULARITY: u64 = 2 << 20;
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
 const POSIX_DESCRIPTOR: c_int = 1;
@@ -50,7 +50,7 @@ struct AccessDescription {
 const _: () = assert!(size_of::<Properties>() == 32);
 const _: () = assert!(size_of::<AccessDescription>() == 12);
 
-/// The GPU that properties name.
+/// Returns the GPU that properties name.
 fn gpu_of(properties: &Properties) -> Result<usize, Code> {
     if properties.kind != PINNED || properties.location.kind != DEVICE {
         return Err(INVALID_VALUE);
@@ -112,7 +112,7 @@ fn map(at: u64, len: u64, handle: Id) -> Answer {
     )
 }
 
-/// A range may be several mappings, but must be whole ones.
+/// Unmaps a range, which may contain several mappings, each completely.
 fn unmap(at: u64, len: u64) -> Answer {
     let mut process = process();
     let end = at.checked_add(len).ok_or(INVALID_VALUE)?;
@@ -169,7 +169,7 @@ fn release(handle: Id) -> Answer {
     Ok(())
 }
 
-/// A handle of what is mapped at an address: the old one if it is still there.
+/// Returns a handle of the memory mapped at an address: the old one if it still exists.
 fn retain(address: u64) -> Result<Id, Code> {
     let mut process = process();
     let (_, mapping) = process.mapping_at(address).ok_or(INVALID_VALUE)?;
@@ -264,7 +264,7 @@ calls! {
         if descriptions.is_null() || count == 0 {
             return Err(INVALID_VALUE);
         }
-        // SAFETY: there are as many as counted, by the caller's word.
+        // SAFETY: the caller guarantees the counted number.
         let descriptions = unsafe { std::slice::from_raw_parts(descriptions, count) };
         descriptions.iter().try_for_each(|one| set_access(address, len, one))
     }
@@ -283,7 +283,7 @@ calls! {
             return Err(INVALID_VALUE);
         }
         let descriptor = c_int::try_from(descriptor as isize).ok().filter(|fd| *fd >= 0).ok_or(INVALID_VALUE)?;
-        // SAFETY: open during the call, by the caller's word; one that is not is refused by the kernel.
+        // SAFETY: the caller guarantees that it is open during the call; the kernel refuses an invalid one.
         let descriptor = unsafe { BorrowedFd::borrow_raw(descriptor) };
         let memory = Memory::import(descriptor)?;
         if !process().imports_from(memory.device) {

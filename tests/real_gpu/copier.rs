@@ -1,4 +1,4 @@
-//! The same on a real GPU; skipped aloud where there is none.
+//! Copier on a real GPU; skipped with a message without one.
 
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -8,7 +8,7 @@ use ckpt_run::cuda::{self, GpuUuid};
 
 use crate::contents::{MIB, assert_same, bytes, drain, fill};
 
-/// The first GPU, or `None` after saying why the test is skipped.
+/// Returns the first GPU; `None` after printing the reason for skipping the test.
 fn first() -> Option<GpuUuid> {
     if !cuda::available() {
         eprintln!("SKIPPED: no NVIDIA GPU (no /dev/nvidiactl)");

@@ -1,22 +1,22 @@
-//! Processes for tests on a real GPU: one that counts on it, and one that has nothing to do with it.
+//! Processes for tests on a real GPU: one that counts on it, and one without CUDA.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 
-/// Enough to see the driver copy, little enough for any GPU.
+/// Memory of the job: enough to see the driver's copy, and small enough for any GPU.
 const JOB_GIB: &str = "0.5";
-/// More than a job of a test ever does.
+/// Number of steps that no job of a test reaches.
 const ENDLESS: &str = "1000000000";
 
-/// A process of `examples/counter.cu`, ended when dropped.
+/// Process of `examples/counter.cu`, killed on drop.
 pub struct Counter {
     child: Child,
     lines: std::io::Lines<BufReader<ChildStdout>>,
 }
 
 impl Counter {
-    /// `None` after saying why the test is skipped.
+    /// Starts the process; `None` after printing the reason for skipping the test.
     pub fn start(folder: &Path) -> Option<Self> {
         let program = folder.join("counter");
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/counter.cu");
@@ -54,7 +54,7 @@ impl Counter {
         i32::try_from(self.child.id()).unwrap()
     }
 
-    /// Waits for the next line; the job ending fails the test.
+    /// Waits for the next line; fails the test if the job exits.
     pub fn line(&mut self) -> String {
         self.lines.next().expect("the job ended").unwrap()
     }
@@ -78,7 +78,7 @@ impl Drop for Counter {
     }
 }
 
-/// A process that has nothing to do with CUDA, ended when dropped. Not the test's own: that one talks to the driver.
+/// Process without CUDA, killed on drop. It is not the test's own process, which uses the driver.
 pub struct Plain {
     child: Child,
 }

@@ -1,10 +1,10 @@
-//! The CUDA module and the copier on a real GPU, with the real driver and a real job.
+//! CUDA module and copier on a real GPU, with the real driver and a real job.
 //!
-//! Skipped aloud where there is no NVIDIA GPU or no `nvcc` to build the job.
-//! Faults that a GPU cannot be made to have are in the module's own tests.
+//! Skipped with a message if there is no NVIDIA GPU or no `nvcc` to build the job. The module's own tests simulate
+//! faults that a real GPU cannot be made to have.
 //!
-//! A binary of its own: it loads the real driver, whose descriptors and memory other tests' jobs must not inherit, and
-//! measures its own memory.
+//! This is a separate binary, because it loads the real driver, whose descriptors and memory other tests' jobs must not
+//! inherit, and because it measures its own memory.
 
 #[path = "../end_to_end/copier/contents.rs"]
 mod contents;
@@ -21,7 +21,7 @@ use ckpt_run::cuda::{
 };
 use gpu_counter::{Counter, Plain};
 
-/// The driver, or `None` after saying why the test is skipped.
+/// Returns the driver; `None` after printing the reason for skipping the test.
 fn driver() -> Option<Driver> {
     if !cuda::available() {
         eprintln!("SKIPPED: no NVIDIA GPU (no /dev/nvidiactl)");
@@ -178,7 +178,7 @@ fn the_inventory_lists_this_machines_gpus() {
     }
 }
 
-/// Longest wait for the job's GPU work; a step takes milliseconds.
+/// Time limit for the job's GPU work; a step takes milliseconds.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 #[test]
@@ -267,7 +267,7 @@ fn a_state_that_another_thread_brings_about_is_waited_for() {
     job.line();
 }
 
-/// Runs `ckpt-run cuda`; stdout, after checking the exit code.
+/// Runs `ckpt-run cuda` and checks the exit code; returns stdout.
 fn verb(arguments: &str, code: i32) -> String {
     let output = Command::new(env!("CARGO_BIN_EXE_ckpt-run"))
         .arg("cuda")
@@ -325,7 +325,7 @@ fn the_verbs_suspend_and_resume_processes_from_the_outside() {
     one.line();
 }
 
-/// The GPUs of this machine, or `None` after saying why the test is skipped.
+/// Returns the GPUs of this machine; `None` after printing the reason for skipping the test.
 fn several_gpus() -> Option<Vec<GpuUuid>> {
     let gpus: Vec<GpuUuid> = cuda::inventory()
         .unwrap()
@@ -343,7 +343,7 @@ fn several_gpus() -> Option<Vec<GpuUuid>> {
     Some(gpus)
 }
 
-/// Each GPU becomes the next.
+/// Returns a map from each GPU to the next.
 fn rotation(gpus: &[GpuUuid]) -> GpuMap {
     let next = gpus.iter().cycle().skip(1);
     let pairs = gpus
@@ -404,6 +404,6 @@ fn a_map_that_lacks_a_gpu_leaves_the_job_suspended() {
         "{error}"
     );
     assert_eq!(process.state().unwrap(), State::Checkpointed);
-    // Whether a right map helps after a wrong one, no documentation says; worth knowing.
+    // The documentation does not specify if a correct map helps after a wrong one, so the result is printed.
     eprintln!("then with all GPUs: {:?}", process.resume(&rotation(&gpus)));
 }

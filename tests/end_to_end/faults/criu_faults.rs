@@ -17,7 +17,7 @@ use crate::harness::{
     write_script,
 };
 
-/// Duration of the moments for a kill: a dump of the counter takes about 100 ms.
+/// Range of the random delay before a kill: a dump of the counter takes about 100 ms.
 const KILL_WITHIN_MS: u64 = 100;
 
 #[apply(as_root)]

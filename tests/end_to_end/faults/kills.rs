@@ -13,7 +13,7 @@ use crate::harness::{Place, Run, apply, as_root, descendants, wait_until, wait_u
 
 /// Kills of the job in each of two parallel runs.
 const ROUNDS: usize = 25;
-/// Duration of the moments for a kill: a snapshot of the counter takes about 300 ms, so kills hit before, during and
+/// Range of the random delay before a kill: a snapshot of the counter takes about 300 ms, so kills hit before, during and
 /// after it.
 const KILL_WITHIN_MS: u64 = 450;
 

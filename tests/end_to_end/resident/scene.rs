@@ -19,7 +19,7 @@ pub const JOB: [&str; 10] = [
     "--pause-ms",
     "2",
 ];
-/// Number of GPUs' contexts while it does not wait.
+/// Index in [`JOB`] of the first argument after those that make it wait.
 const FREE: usize = 2;
 
 /// Run of [`JOB`].
