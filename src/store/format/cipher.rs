@@ -3,8 +3,7 @@
 //! ```text
 //! key ─┬─ "names"     ─▶ keyed BLAKE3 ─▶ names of chunks
 //!      ├─ "chunks"    ─▶ AEGIS-128L   ─▶ nonce (16 bytes) ‖ ciphertext ‖ tag (16 bytes)
-//!      ├─ "manifests" ─▶ AEGIS-128L   ─▶ the same
-//!      └─ "portable files" ─▶ with a salt per file: AEGIS-128L for its frames, and a check of the key
+//!      └─ "manifests" ─▶ AEGIS-128L   ─▶ the same
 //! ```
 //! A sealed buffer is self-contained: it can lie anywhere in any pack, and no header is needed to open it. The
 //! associated data bind a chunk to its name and a part of a manifest to the manifest's header, so one cannot replace
@@ -43,16 +42,12 @@ const _: () = assert!(OVERHEAD_LEN as usize == OVERHEAD_BYTES);
 const NAMES: &str = "ckpt-run 2026-11-21 store, names of chunks";
 const CHUNKS: &str = "ckpt-run 2026-11-21 store, chunks";
 const MANIFESTS: &str = "ckpt-run 2026-11-21 store, manifests";
-const FILES: &str = "ckpt-run 2026-11-21 store, portable files";
-const FRAMES: &str = "ckpt-run 2026-11-21 portable file, frames";
-const FILE_CHECK: &str = "ckpt-run 2026-11-21 portable file, key check";
 
 /// Ciphers and checks derived from a store's key.
 pub(crate) struct Secrets {
     names: Secret<32>,
     pub(crate) chunks: Cipher,
     pub(crate) manifests: Cipher,
-    files: Key,
 }
 
 impl Secrets {
@@ -61,25 +56,12 @@ impl Secrets {
             names: Secret::copy_of(&key.derive(NAMES, &[])),
             chunks: Cipher::new(key, CHUNKS),
             manifests: Cipher::new(key, MANIFESTS),
-            files: Key::from_bytes(&key.derive(FILES, &[])),
         }
     }
 
     /// Returns the name of a chunk. Without the key, the name does not reveal whether the store has a certain chunk.
     pub(crate) fn name(&self, chunk: &[u8]) -> Hash {
         *blake3::keyed_hash(&self.names, chunk).as_bytes()
-    }
-}
-
-impl Secrets {
-    /// Returns the cipher for the frames of the portable file with this salt.
-    pub(crate) fn file(&self, salt: &[u8; 32]) -> Cipher {
-        Cipher::derived(&self.files.derive(FRAMES, salt))
-    }
-
-    /// Returns the check by which a portable file recognizes its key.
-    pub(crate) fn file_check(&self, salt: &[u8; 32]) -> [u8; 32] {
-        *self.files.derive(FILE_CHECK, salt)
     }
 }
 
@@ -99,13 +81,9 @@ pub(crate) struct Cipher(Secret<16>);
 
 impl Cipher {
     fn new(key: &Key, context: &str) -> Self {
-        Self::derived(&key.derive(context, &[]))
-    }
-
-    fn derived(derived: &[u8; 32]) -> Self {
-        let mut key = Secret::zeros();
-        key.copy_from_slice(&derived[..16]);
-        Self(key)
+        let mut cipher = Secret::zeros();
+        cipher.copy_from_slice(&key.derive(context, &[])[..16]);
+        Self(cipher)
     }
 
     /// Encrypts `plain` into `sealed`, which must be longer by the overhead. `about` is authenticated, and the reader

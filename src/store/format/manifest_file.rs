@@ -43,6 +43,7 @@ use crate::store::format::FORMAT;
 use manifest_columns::{
     BodyMessage, SummaryMessage, body_message, chunks_of, packs_of, streams_of, summary_message,
 };
+pub(crate) use manifest_header::FILE_BYTES_MAX;
 use manifest_header::{CHECKED_LEN, FORMAT_OF_ONE_SUM, Header, NOT_SEALED, SEALED};
 
 const SUM_LEN: usize = 32;
@@ -184,7 +185,18 @@ pub(crate) fn read_summary(
     id: ImageId,
     secrets: Option<&Secrets>,
 ) -> Result<Summary, ManifestError> {
-    Sections::read(path, id, Extent::Summary, secrets)?.summary()
+    let (file, len) = open_file(path)?;
+    Sections::read(file, len, id, Extent::Summary, secrets)?.summary()
+}
+
+/// The manifest of image `id` from the bytes of its file.
+pub(crate) fn decode(
+    bytes: &[u8],
+    id: ImageId,
+    secrets: Option<&Secrets>,
+) -> Result<Manifest, ManifestError> {
+    let len = bytes.len() as u64;
+    Sections::read(bytes, len, id, Extent::Whole, secrets)?.manifest(id)
 }
 
 /// Reads the manifest of image `id`.
@@ -193,7 +205,14 @@ pub(crate) fn read_manifest(
     id: ImageId,
     secrets: Option<&Secrets>,
 ) -> Result<Manifest, ManifestError> {
-    Sections::read(path, id, Extent::Whole, secrets)?.manifest(id)
+    let (file, len) = open_file(path)?;
+    Sections::read(file, len, id, Extent::Whole, secrets)?.manifest(id)
+}
+
+fn open_file(path: &Path) -> Result<(File, u64), ManifestError> {
+    let file = File::open(path).map_err(ManifestError::Read)?;
+    let len = file.metadata().map_err(ManifestError::Read)?.len();
+    Ok((file, len))
 }
 
 /// Extent of a read of a manifest.
@@ -212,14 +231,14 @@ struct Sections {
 }
 
 impl Sections {
+    /// Reads from a file of `len` bytes.
     fn read(
-        path: &Path,
+        mut file: impl Read,
+        len: u64,
         id: ImageId,
         extent: Extent,
         secrets: Option<&Secrets>,
     ) -> Result<Self, ManifestError> {
-        let mut file = File::open(path).map_err(ManifestError::Read)?;
-        let len = file.metadata().map_err(ManifestError::Read)?.len();
         if len < (CHECKED_LEN + SUM_LEN) as u64 {
             return Err(ManifestError::Damaged("it is too short"));
         }
@@ -341,14 +360,14 @@ fn open(
     Ok(plain)
 }
 
-fn read_array<const LEN: usize>(file: &mut File) -> Result<[u8; LEN], ManifestError> {
+fn read_array<const LEN: usize>(file: &mut impl Read) -> Result<[u8; LEN], ManifestError> {
     let mut bytes = [0; LEN];
     file.read_exact(&mut bytes).map_err(ManifestError::Read)?;
     Ok(bytes)
 }
 
-/// Reads `len` bytes; the caller has compared `len` with the length of the file.
-fn read_vec(file: &mut File, len: u64) -> Result<Vec<u8>, ManifestError> {
+/// `len` was compared with the length of the file.
+fn read_vec(file: &mut impl Read, len: u64) -> Result<Vec<u8>, ManifestError> {
     let len = usize::try_from(len).map_err(|_| ManifestError::TooLarge)?;
     let mut bytes = vec![0; len];
     file.read_exact(&mut bytes).map_err(ManifestError::Read)?;

@@ -23,10 +23,10 @@ use crate::store::fs::store_place;
 
 pub use open_error::{MovedStore, OpenError};
 
-const FORMAT_FILE: &str = "format";
+pub(crate) const FORMAT_FILE: &str = "format";
 const FORMAT_MAGIC: &str = "ckpt-run store ";
-/// Maximum length of the file `format`, a line of text.
-const FORMAT_FILE_BYTES_MAX: u64 = 64;
+/// A line of text; anything longer is not ours.
+pub(crate) const FORMAT_FILE_BYTES_MAX: u64 = 64;
 const LOCK_FILE: &str = "lock";
 pub(crate) const IMAGES: &str = "images";
 pub(crate) const PACKS: &str = "packs";
@@ -282,8 +282,22 @@ fn without_format(path: &Path) -> OpenError {
 }
 
 fn write_format(store: &Path) -> Result<(), DurableError> {
-    let line = format!("{FORMAT_MAGIC}{FORMAT}\n");
-    durable::write(&store.join(FORMAT_FILE), line.as_bytes())
+    durable::write(&store.join(FORMAT_FILE), format_line().as_bytes())
+}
+
+/// The content of the file that makes a folder a store.
+pub(crate) fn format_line() -> String {
+    format!("{FORMAT_MAGIC}{FORMAT}\n")
+}
+
+/// The format in such a file.
+pub(crate) fn parse_format(text: &[u8]) -> Option<u32> {
+    std::str::from_utf8(text)
+        .ok()
+        .and_then(|text| text.strip_prefix(FORMAT_MAGIC)?.strip_suffix('\n'))
+        .filter(|number| number.bytes().all(|byte| byte.is_ascii_digit()))
+        .and_then(|number| number.parse().ok())
+        .filter(|format| *format >= 1)
 }
 
 fn read_format(path: &Path) -> Result<Option<u32>, OpenError> {
@@ -296,12 +310,7 @@ fn read_format(path: &Path) -> Result<Option<u32>, OpenError> {
     file.take(FORMAT_FILE_BYTES_MAX)
         .read_to_end(&mut text)
         .map_err(|source| read_error(path, source))?;
-    std::str::from_utf8(&text)
-        .ok()
-        .and_then(|text| text.strip_prefix(FORMAT_MAGIC)?.strip_suffix('\n'))
-        .filter(|number| number.bytes().all(|byte| byte.is_ascii_digit()))
-        .and_then(|number| number.parse().ok())
-        .filter(|format| *format >= 1)
+    parse_format(&text)
         .map(Some)
         .ok_or_else(|| OpenError::Format {
             path: path.to_owned(),

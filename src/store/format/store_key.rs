@@ -23,8 +23,8 @@ use crate::secret::Secret;
 /// Name of the check's file.
 pub(crate) const KEY_FILE: &str = "key-check";
 const MAGIC: &str = "ckpt-run key 1 ";
-/// Maximum length of the check's file, a line of text.
-const KEY_FILE_BYTES_MAX: u64 = 256;
+/// A line of text; anything longer is not ours.
+pub(crate) const KEY_FILE_BYTES_MAX: u64 = 256;
 
 /// Context of the derived check. It must never change: a different text gives a different check.
 const CHECK: &str = "ckpt-run 2026-11-21 store, key check";
@@ -171,7 +171,7 @@ impl KeyCheck {
         Self::check(key, &self.salt) == self.check
     }
 
-    fn parse(text: &[u8]) -> Option<Self> {
+    pub(crate) fn parse(text: &[u8]) -> Option<Self> {
         let line = text.strip_prefix(MAGIC.as_bytes())?.strip_suffix(b"\n")?;
         let (salt, check) = line.split_at_checked(64)?;
         Some(Self {

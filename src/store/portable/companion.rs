@@ -1,15 +1,14 @@
 //! Files that accompany an image: they become streams of the portable file, and so of the imported image.
 
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::path::PathBuf;
 
-use super::super::format::chunk::{CHUNK_BYTES, Hash};
-use super::super::format::codec::Encoder;
+use super::super::format::chunk::CHUNK_BYTES;
+use super::super::format::codec::{Codec, Encoder};
 use super::super::format::manifest::Manifest;
 use super::error::ExportError;
 use super::export::Companion;
-use super::frame::{FrameWriter, Kind};
 
 /// Compression level of zstd, as for images.
 const LEVEL: i32 = 1;
@@ -63,17 +62,15 @@ impl Opened {
         CompanionError { path, source }
     }
 
-    /// Writes the companion as a stream; `name` computes the names of chunks in the file.
-    pub(super) fn write(
-        self,
-        frames: &mut FrameWriter<impl Write>,
-        name: impl Fn(&[u8]) -> Hash,
+    /// Cuts the file into chunks and passes each with its encoded form.
+    pub(super) fn chunks(
+        &self,
+        mut add: impl FnMut(&[u8], Codec, &[u8]) -> Result<(), ExportError>,
     ) -> Result<(), ExportError> {
         let failed = |source| self.failed(source);
         let mut encoder = Encoder::new(LEVEL).map_err(failed)?;
         let mut raw = Vec::with_capacity(CHUNK_BYTES);
         let mut left = self.len;
-        frames.write(Kind::Stream, &[self.stream.as_bytes()])?;
         while left > 0 {
             raw.clear();
             let wanted = left.min(CHUNK_BYTES as u64);
@@ -83,10 +80,8 @@ impl Opened {
             }
             left -= wanted;
             let (codec, encoded) = encoder.encode(&raw).map_err(failed)?;
-            let raw_len = u32::try_from(wanted).unwrap_or(u32::MAX).to_le_bytes();
-            let parts = [&raw_len[..], &[codec as u8], &name(&raw), encoded];
-            frames.write(Kind::Chunk, &parts)?;
+            add(&raw, codec, encoded)?;
         }
-        frames.write(Kind::StreamEnd, &[&self.len.to_le_bytes()])
+        Ok(())
     }
 }

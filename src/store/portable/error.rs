@@ -1,13 +1,16 @@
 //! Failures of export and import.
 
 use std::io;
+use std::path::PathBuf;
 
 use super::super::error::{ReadError, WriteError};
+use super::super::format::FORMAT;
 use super::super::format::image_id::ImageId;
+use super::super::format::manifest_file::ManifestError;
 use super::super::fs::durable::DurableError;
 use super::companion::CompanionError;
 
-/// An error that prevented an export. The data written until then has no end frame and is refused by an import.
+/// An error that prevented an export. The data written until then has no end and is refused by an import.
 #[derive(Debug, thiserror::Error)]
 pub enum ExportError {
     /// The image must not be restored, and the file would not carry the mark.
@@ -30,6 +33,15 @@ pub enum ExportError {
     /// A companion file cannot be read.
     #[error(transparent)]
     Companion(#[from] CompanionError),
+    /// The manifest of the file cannot be made.
+    #[error("cannot make the manifest of the exported image")]
+    Manifest(#[from] ManifestError),
+    /// The store's record of its key cannot be read.
+    #[error("cannot read {}, by which the store recognizes its key", path.display())]
+    KeyCheck {
+        /// The file.
+        path: PathBuf,
+    },
     /// The kernel provides no random bytes.
     #[error("cannot encrypt the file")]
     Seal(#[source] io::Error),
@@ -50,8 +62,13 @@ pub enum ImportError {
     /// The file is no portable image.
     #[error("this is no exported image: it does not begin as one; `ckpt-run export` makes them")]
     NotOurs,
+    /// The file was written by a version before the first release.
+    #[error(
+        "the file was exported by an older ckpt-run, whose files this version does not read: export the image again"
+    )]
+    Older,
     /// The file was written by a newer version.
-    #[error("the file needs a newer ckpt-run: its format is {format}, this version reads 1")]
+    #[error("the file needs a newer ckpt-run: its format is {format}, this version reads {FORMAT}")]
     Newer {
         /// Its format.
         format: u32,
@@ -82,7 +99,7 @@ pub enum ImportError {
 }
 
 /// Damage of a file.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, thiserror::Error)]
 pub enum FileDamage {
     /// The file ends too early.
     #[error("it is cut short")]
@@ -90,16 +107,22 @@ pub enum FileDamage {
     /// The file continues after its end.
     #[error("more follows its end")]
     Long,
-    /// A checksum does not fit.
-    #[error("its checksum is wrong")]
-    Check,
-    /// A part was not sealed with the key of the other parts.
-    #[error("it cannot be decrypted")]
-    Unsealed,
-    /// A part has a length or a kind that is impossible at its position.
+    /// Another entry comes, or the entry's header was changed.
+    #[error("the header of `{0}` is not as an export writes it")]
+    Entry(&'static str),
+    /// The manifest cannot be used.
+    #[error("{}", chain(.0))]
+    Manifest(ManifestError),
+    /// A part is impossible at its position.
     #[error("{0}")]
     Senseless(&'static str),
     /// A chunk's content does not match its name.
-    #[error("a chunk cannot be decompressed or is not what its name says")]
+    #[error("a chunk cannot be decrypted or decompressed, or is not what its name says")]
     Chunk,
+}
+
+/// Returns the message of an error with that of its cause.
+fn chain(error: &ManifestError) -> String {
+    let cause = std::error::Error::source(error);
+    cause.map_or_else(|| error.to_string(), |cause| format!("{error}: {cause}"))
 }

@@ -1,4 +1,5 @@
-//! Export of an image to a file: threads fetch and check its chunks, which are written in order.
+//! Export of an image to a file. The manifest comes first, with the place of every chunk in a new pack; then threads
+//! fetch and check the chunks, which are written in order.
 
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -6,20 +7,23 @@ use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::super::error::ReadError;
-use super::super::format::chunk::{self, CHUNK_BYTES, Hash};
+use super::super::format::FORMAT;
+use super::super::format::chunk;
+use super::super::format::cipher::{OVERHEAD_BYTES, Secrets};
 use super::super::format::image_id::ImageId;
-use super::super::format::manifest::{Content, Manifest, Stored, Stream};
-use super::super::format::pack::PackFiles;
-use super::super::format::store_folder::Store;
+use super::super::format::manifest::{Chunk, Content, Manifest, Stored, Stream};
+use super::super::format::manifest_file::{self, ManifestError};
+use super::super::format::pack::{HEADER_LEN, Pack, PackFiles};
+use super::super::format::store_folder::{FORMAT_FILE, Store, format_line};
+use super::super::format::store_key::{KEY_FILE, KeyCheck};
 use super::super::fs::durable;
 use super::super::maintain::image_copy::is_gone;
 use super::super::read::chunk_fetcher::{ChunkFetcher, Fault};
 use super::super::read::read_ahead::{self, Extent};
-use super::companion;
+use super::archive::{ArchiveWriter, header};
+use super::companion::{self, Opened};
 use super::error::ExportError;
-use super::frame::{FrameWriter, Kind};
-use super::{FORMAT, HEADER_LEN, MAGIC, NOT_SEALED, SEALED};
-use crate::clock;
+use super::{IMAGE, MANIFEST_ENTRY, PACK, PACK_ENTRY};
 
 /// Threads that read, open, decompress and hash chunks: enough to keep up with any disk or network.
 const WORKERS_MAX: usize = 8;
@@ -114,218 +118,247 @@ fn export(
     sink: &mut impl Write,
     progress: &dyn Fn(u64, u64),
 ) -> Result<Exported, ExportError> {
-    let manifest = store.manifest(id).map_err(ExportError::Read)?;
-    let companions = companion::open(&manifest, companions)?;
-    let companion_bytes: u64 = companions.iter().map(|one| one.len).sum();
-    let raw_bytes = manifest.raw_bytes.saturating_add(companion_bytes);
-    let packs = PackFiles::new(store, manifest.packs.clone())
+    let source = store.manifest(id).map_err(ExportError::Read)?;
+    let companions = companion::open(&source, companions)?;
+    let packs = PackFiles::new(store, source.packs.clone())
         .map_err(|source| ExportError::Read(ReadError::Pack { image: id, source }))?;
-    let sealing = store.secrets().filter(|_| form == Form::AsStored);
-    let salt = clock::random().map_err(ExportError::Seal)?;
-    let check = sealing.map_or([0; 32], |secrets| secrets.file_check(&salt));
-    let header = header(sealing.is_some(), &salt, &check);
-    sink.write_all(&header).map_err(ExportError::Write)?;
-    let mut frames = FrameWriter::new(
-        sink,
-        xxh3_64(&header),
-        HEADER_LEN,
-        sealing.map(|secrets| secrets.file(&salt)),
-    );
-    let created = manifest.created_unix_ms.to_le_bytes();
-    let total = raw_bytes.to_le_bytes();
-    frames.write(Kind::Image, &[&created, &total, &manifest.meta])?;
-    Exporter {
-        naming: match form {
-            Form::Plain if store.is_encrypted() => Naming::Plain,
-            Form::Plain | Form::AsStored => Naming::OfTheStore,
-        },
-        places: first_places(&manifest),
-        numbers: vec![0; manifest.chunks.len()],
-        next_number: 0,
-        done: 0,
-        progress: &|done| progress(done, raw_bytes),
+    let secrets = store.secrets().filter(|_| form == Form::AsStored);
+    let chunks = SourceChunks {
+        order: first_uses(&source),
+        source: &source,
         packs: &packs,
-        manifest: &manifest,
-        frames: &mut frames,
+        is_sealed: secrets.is_some(),
+    };
+    let mut file = OneImage::of(&chunks)?;
+    for companion in &companions {
+        file.add(companion, secrets)?;
     }
-    .streams()?;
-    let name = |raw: &[u8]| sealing.map_or_else(|| chunk::hash(raw), |secrets| secrets.name(raw));
-    for companion in companions {
-        companion.write(&mut frames, name)?;
+    let (manifest, added) = file.finish();
+    manifest.validate().map_err(ManifestError::Invalid)?;
+    let (pack_len, total) = (manifest.packs[0].len, manifest.raw_bytes);
+    let mut archive = ArchiveWriter::new(sink);
+    archive.entry(FORMAT_FILE, format_line().as_bytes())?;
+    if secrets.is_some() {
+        let path = store.path().join(KEY_FILE);
+        let check = KeyCheck::read(&path).ok().flatten();
+        let check = check.ok_or(ExportError::KeyCheck { path })?;
+        archive.entry(KEY_FILE, check.to_text().as_bytes())?;
     }
-    frames.write(Kind::End, &[&total])?;
-    frames.flush()?;
+    archive.entry(MANIFEST_ENTRY, &manifest_file::encode(&manifest, secrets)?)?;
+    archive.write(&header(PACK_ENTRY, pack_len))?;
+    archive.write(&PACK.header())?;
+    let mut done = 0;
+    chunks.read(|chunk| {
+        done += chunk.raw.len() as u64;
+        progress(done, total);
+        archive.write(&chunk.stored)
+    })?;
+    archive.write(&added)?;
+    archive.pad(pack_len)?;
+    progress(total, total);
     Ok(Exported {
         id,
-        raw_bytes,
-        file_bytes: frames.bytes,
-        sealed: sealing.is_some(),
+        raw_bytes: total,
+        file_bytes: archive.end()?,
+        sealed: secrets.is_some(),
     })
 }
 
-fn header(sealed: bool, salt: &[u8; 32], check: &[u8; 32]) -> [u8; HEADER_LEN] {
-    let sealing = if sealed { SEALED } else { NOT_SEALED };
-    let mut header = [0; HEADER_LEN];
-    header[..8].copy_from_slice(&MAGIC);
-    header[8..12].copy_from_slice(&FORMAT.to_le_bytes());
-    header[12..16].copy_from_slice(&sealing.to_le_bytes());
-    header[16..48].copy_from_slice(salt);
-    header[48..80].copy_from_slice(check);
-    let check = xxh3_64(&header[..80]).to_le_bytes();
-    header[80..].copy_from_slice(&check);
-    header
+/// Returns the stored chunks in the order in which the streams use them first.
+fn first_uses(manifest: &Manifest) -> Vec<(u32, Stored)> {
+    let mut is_used = vec![false; manifest.chunks.len()];
+    let indices = manifest.streams.iter().flat_map(|stream| &stream.chunks);
+    let first = indices.filter(|index| !std::mem::replace(&mut is_used[**index as usize], true));
+    first
+        .filter_map(|index| match manifest.chunks[*index as usize].content {
+            Content::Stored(stored) => Some((*index, stored)),
+            Content::Zero => None,
+        })
+        .collect()
 }
 
-/// Rule for the names of chunks in the file.
-#[derive(Clone, Copy)]
-enum Naming {
-    /// The name that the chunk has in the store.
-    OfTheStore,
-    /// The chunk's hash without a key.
-    Plain,
-}
-
-/// Returns the first occurrence of each chunk: stream, and position in it.
-fn first_places(manifest: &Manifest) -> Vec<Option<(usize, usize)>> {
-    let mut places = vec![None; manifest.chunks.len()];
-    for (stream, chunks) in manifest.streams.iter().map(|one| &one.chunks).enumerate() {
-        for (position, chunk) in chunks.iter().enumerate() {
-            places[*chunk as usize].get_or_insert((stream, position));
-        }
-    }
-    places
-}
-
-struct Exporter<'a, W> {
-    naming: Naming,
-    places: Vec<Option<(usize, usize)>>,
-    /// Numbers in the file of the chunks already written, by position in the manifest.
-    numbers: Vec<u32>,
-    next_number: u32,
-    done: u64,
-    progress: &'a dyn Fn(u64),
+/// The chunks of the image to be exported.
+struct SourceChunks<'a> {
+    order: Vec<(u32, Stored)>,
+    source: &'a Manifest,
     packs: &'a PackFiles,
-    manifest: &'a Manifest,
-    frames: &'a mut FrameWriter<W>,
+    /// True if they are written as they are sealed in the store.
+    is_sealed: bool,
 }
 
-/// A chunk that is being prepared for the file.
+/// A chunk that is ready to be written.
 #[derive(Default)]
 struct Prepared {
     position: usize,
     raw: Vec<u8>,
-    encoded: Vec<u8>,
-    outcome: Outcome,
+    stored: Vec<u8>,
+    fault: Option<Fault>,
 }
 
-#[derive(Default)]
-enum Outcome {
-    #[default]
-    Zeros,
-    Repeat,
-    Chunk(Hash, u8),
-    Fault(Fault),
-}
-
-impl<W: Write> Exporter<'_, W> {
-    fn streams(mut self) -> Result<(), ExportError> {
-        let manifest = self.manifest;
-        for (number, stream) in manifest.streams.iter().enumerate() {
-            self.frames.write(Kind::Stream, &[stream.name.as_bytes()])?;
-            self.stream(number, stream)?;
-            let len = stream.raw_len.to_le_bytes();
-            self.frames.write(Kind::StreamEnd, &[&len])?;
-        }
-        Ok(())
-    }
-
-    fn stream(&mut self, number: usize, stream: &Stream) -> Result<(), ExportError> {
+impl SourceChunks<'_> {
+    /// Fetches and checks every chunk, and passes them in order.
+    fn read(
+        &self,
+        mut consume: impl FnMut(&Prepared) -> Result<(), ExportError>,
+    ) -> Result<(), ExportError> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let extent = Extent {
             workers: cores.min(WORKERS_MAX),
             window: WINDOW_MAX,
         };
-        let (packs, manifest, naming) = (self.packs, self.manifest, self.naming);
-        let places = std::mem::take(&mut self.places);
-        let result = read_ahead::in_order(
-            stream.chunks.len(),
+        read_ahead::in_order(
+            self.order.len(),
             extent,
             || {
-                let fetcher = ChunkFetcher::new(packs);
+                let fetcher = ChunkFetcher::new(self.packs);
                 fetcher.map_err(|error| ExportError::Read(ReadError::Worker(error)))
             },
-            |fetcher, position| {
-                let index = stream.chunks[position] as usize;
-                let is_first = places[index] == Some((number, position));
-                let mut prepared = Prepared {
-                    position,
-                    ..Prepared::default()
-                };
-                let chunk = manifest.chunks[index];
-                prepared.outcome = match chunk.content {
-                    Content::Zero => Outcome::Zeros,
-                    Content::Stored(_) if !is_first => Outcome::Repeat,
-                    Content::Stored(stored) => {
-                        prepared.raw.resize(chunk.raw_len as usize, 0);
-                        prepared.fetch(fetcher, &stored, naming)
-                    }
-                };
-                prepared
+            |fetcher, position| self.prepare(fetcher, position),
+            |prepared| match &prepared.fault {
+                None => consume(&prepared),
+                Some(fault) => Err(self.damage(prepared.position, fault)),
             },
-            |prepared| self.put(stream, &prepared),
-        );
-        self.places = places;
-        result
+        )
     }
 
-    fn put(&mut self, stream: &Stream, prepared: &Prepared) -> Result<(), ExportError> {
-        let index = stream.chunks[prepared.position] as usize;
-        let raw_len = self.manifest.chunks[index].raw_len;
-        let raw_len_bytes = raw_len.to_le_bytes();
-        match &prepared.outcome {
-            Outcome::Zeros => self.frames.write(Kind::Zeros, &[&raw_len_bytes])?,
-            Outcome::Repeat => {
-                let number = self.numbers[index].to_le_bytes();
-                self.frames.write(Kind::Repeat, &[&number])?;
-            }
-            Outcome::Chunk(name, codec) => {
-                self.numbers[index] = self.next_number;
-                self.next_number += 1;
-                let parts = [&raw_len_bytes[..], &[*codec], name, &prepared.encoded];
-                self.frames.write(Kind::Chunk, &parts)?;
-            }
-            Outcome::Fault(fault) => return Err(self.damage(stream, prepared.position, fault)),
+    fn prepare(&self, fetcher: &mut ChunkFetcher<'_>, position: usize) -> Prepared {
+        let (index, stored) = &self.order[position];
+        let raw_len = self.source.chunks[*index as usize].raw_len;
+        let mut prepared = Prepared {
+            position,
+            raw: vec![0; raw_len as usize],
+            ..Prepared::default()
+        };
+        match fetcher.fetch_encoded(stored, &mut prepared.raw, &mut prepared.stored) {
+            Ok(()) if self.is_sealed => prepared.stored = fetcher.sealed(stored).to_vec(),
+            Ok(()) => {}
+            Err(fault) => prepared.fault = Some(fault),
         }
-        self.done += u64::from(raw_len);
-        (self.progress)(self.done);
-        Ok(())
+        prepared
     }
 
-    fn damage(&self, stream: &Stream, chunk: usize, fault: &Fault) -> ExportError {
+    fn damage(&self, position: usize, fault: &Fault) -> ExportError {
+        let (index, _) = self.order[position];
+        let uses = self.source.streams.iter().filter_map(|stream| {
+            let chunk = stream.chunks.iter().position(|one| *one == index)?;
+            Some((stream.name.clone(), chunk))
+        });
+        let (stream, chunk) = uses.into_iter().next().unwrap_or_default();
         ExportError::Read(ReadError::Corrupt {
-            image: self.manifest.id,
-            stream: stream.name.clone(),
+            image: self.source.id,
+            stream,
             chunk,
             reason: fault.to_string(),
         })
     }
 }
 
-impl Prepared {
-    fn fetch(
-        &mut self,
-        fetcher: &mut ChunkFetcher<'_>,
-        stored: &Stored,
-        naming: Naming,
-    ) -> Outcome {
-        debug_assert!(self.raw.len() <= CHUNK_BYTES, "a valid manifest");
-        if let Err(fault) = fetcher.fetch_encoded(stored, &mut self.raw, &mut self.encoded) {
-            return Outcome::Fault(fault);
+/// The image as it is in the file.
+struct OneImage {
+    manifest: Manifest,
+    pack_len: u64,
+    /// The stored form of the companions' chunks, which end the pack.
+    added: Vec<u8>,
+}
+
+impl OneImage {
+    /// Returns the image with the places of its chunks in the new pack. Chunks that are stored in another form than in
+    /// the file, or without a check, are read for it.
+    fn of(chunks: &SourceChunks<'_>) -> Result<Self, ExportError> {
+        let mut order = chunks.order.clone();
+        let source = chunks.source;
+        let lacks_check = order.iter().any(|(_, stored)| stored.check.is_none());
+        if source.encrypted != chunks.is_sealed || lacks_check {
+            chunks.read(|prepared| {
+                let (_, stored) = &mut order[prepared.position];
+                stored.hash = chunk::hash(&prepared.raw);
+                stored.len = u32::try_from(prepared.stored.len()).unwrap_or(u32::MAX);
+                stored.check = Some(xxh3_64(&prepared.stored));
+                Ok(())
+            })?;
         }
-        let name = match naming {
-            Naming::OfTheStore => stored.hash,
-            Naming::Plain => chunk::hash(&self.raw),
+        let mut image = Self {
+            manifest: Manifest {
+                format: FORMAT,
+                id: IMAGE,
+                encrypted: chunks.is_sealed,
+                ..source.clone()
+            },
+            pack_len: HEADER_LEN as u64,
+            added: Vec::new(),
         };
-        Outcome::Chunk(name, stored.codec as u8)
+        for chunk in &mut image.manifest.chunks {
+            // A chunk that no stream uses stays nothing.
+            chunk.content = Content::Zero;
+        }
+        for (index, stored) in order {
+            let content = image.place(stored);
+            image.manifest.chunks[index as usize].content = content;
+        }
+        Ok(image)
+    }
+
+    /// Gives a chunk the next place.
+    fn place(&mut self, stored: Stored) -> Content {
+        let offset = self.pack_len;
+        self.pack_len += u64::from(stored.len);
+        Content::Stored(Stored {
+            pack: 0,
+            offset,
+            ..stored
+        })
+    }
+
+    /// Adds a file as a stream.
+    fn add(&mut self, companion: &Opened, secrets: Option<&Secrets>) -> Result<(), ExportError> {
+        let mut chunks = Vec::new();
+        companion.chunks(|raw, codec, encoded| {
+            let hash = secrets.map_or_else(|| chunk::hash(raw), |secrets| secrets.name(raw));
+            let begin = self.added.len();
+            match secrets {
+                None => self.added.extend_from_slice(encoded),
+                Some(secrets) => {
+                    self.added.resize(begin + encoded.len() + OVERHEAD_BYTES, 0);
+                    let sealed = secrets
+                        .chunks
+                        .seal(&hash, encoded, &mut self.added[begin..]);
+                    sealed.map_err(ExportError::Seal)?;
+                }
+            }
+            let bytes = &self.added[begin..];
+            let stored = Stored {
+                hash,
+                pack: 0,
+                offset: 0,
+                len: u32::try_from(bytes.len()).unwrap_or(u32::MAX),
+                codec,
+                check: Some(xxh3_64(bytes)),
+            };
+            let index = u32::try_from(self.manifest.chunks.len());
+            chunks.push(index.map_err(|_| ManifestError::TooLarge)?);
+            let content = self.place(stored);
+            self.manifest.chunks.push(Chunk {
+                raw_len: u32::try_from(raw.len()).unwrap_or(u32::MAX),
+                content,
+            });
+            Ok(())
+        })?;
+        self.manifest.raw_bytes = self.manifest.raw_bytes.saturating_add(companion.len);
+        self.manifest.streams.push(Stream {
+            name: companion.stream.clone(),
+            raw_len: companion.len,
+            chunks,
+        });
+        Ok(())
+    }
+
+    /// Returns the manifest, and the end of the pack.
+    fn finish(mut self) -> (Manifest, Vec<u8>) {
+        self.manifest.stored_bytes = self.pack_len;
+        self.manifest.packs = vec![Pack {
+            name: PACK,
+            len: self.pack_len,
+        }];
+        (self.manifest, self.added)
     }
 }

@@ -2,10 +2,12 @@
 
 use std::fs;
 
-use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+use tar::Header;
 
+use super::super::format::manifest_file;
 use super::super::format::store_folder::Store;
-use super::{Form, HEADER_LEN, PortableReader};
+use super::archive::BLOCK;
+use super::{Form, PortableReader};
 
 /// Imports a file. An accepted image must be whole, and its export must be valid again.
 pub(in crate::store) fn import(store: &Store, file: &[u8]) -> bool {
@@ -28,24 +30,15 @@ pub(in crate::store) fn import(store: &Store, file: &[u8]) -> bool {
     true
 }
 
-/// Corrects the checksums, as far as the frames can be delimited.
+/// Corrects the checksums of the manifest, if it lies where an export without a key writes it.
 pub(in crate::store) fn reseal(file: &mut [u8]) {
-    if file.len() < HEADER_LEN {
+    const HEADER: usize = 2 * BLOCK;
+    let Some(header) = file.get(HEADER..HEADER + BLOCK) else {
         return;
-    }
-    let check = xxh3_64(&file[..80]).to_le_bytes();
-    file[80..HEADER_LEN].copy_from_slice(&check);
-    let mut check = xxh3_64(&file[..HEADER_LEN]);
-    let mut rest = &mut file[HEADER_LEN..];
-    while rest.len() >= 16 {
-        let mut len = [0; 4];
-        len.copy_from_slice(&rest[4..8]);
-        let end = (16 + u32::from_le_bytes(len) as usize).min(rest.len());
-        let mut hasher = Xxh3::with_seed(check);
-        hasher.update(&rest[..8]);
-        hasher.update(&rest[16..end]);
-        check = hasher.digest();
-        rest[8..16].copy_from_slice(&check.to_le_bytes());
-        rest = &mut rest[end..];
+    };
+    let len = Header::from_byte_slice(header).entry_size().unwrap_or(0);
+    let end = HEADER + BLOCK + usize::try_from(len).unwrap_or(0).min(file.len());
+    if let Some(manifest) = file.get_mut(HEADER + BLOCK..end) {
+        manifest_file::fuzz_manifest::reseal(manifest);
     }
 }

@@ -1,23 +1,28 @@
 //! Import of a file as an image: each chunk is opened, decompressed and hashed before it is stored, and the image gets
 //! its name only after the correct end of the file.
 
-use std::io::Read;
+use std::io::{Chain, Cursor, Read};
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::super::error::{ReadError, WriteError};
-use super::super::format::chunk::{self, CHUNK_BYTES, CHUNK_LEN_MAX, Hash};
-use super::super::format::cipher::Secrets;
-use super::super::format::codec::{Codec, Decoder};
-use super::super::format::manifest::Manifest;
-use super::super::format::store_folder::Store;
-use super::super::format::store_key::Key;
+use super::super::error::ReadError;
+use super::super::format::FORMAT;
+use super::super::format::chunk::{self, CHUNK_BYTES, Hash};
+use super::super::format::cipher::{OVERHEAD_BYTES, Secrets};
+use super::super::format::codec::Decoder;
+use super::super::format::manifest::{Content, Manifest, Stored};
+use super::super::format::manifest_file::{self, FILE_BYTES_MAX, ManifestError};
+use super::super::format::pack::HEADER_LEN;
+use super::super::format::store_folder::{
+    FORMAT_FILE, FORMAT_FILE_BYTES_MAX, Store, format_line, parse_format,
+};
+use super::super::format::store_key::{KEY_FILE, KEY_FILE_BYTES_MAX, Key, KeyCheck};
 use super::super::fs::lock::StoreLock;
 use super::super::write::image_writer::{ImageWriter, WriteOptions};
 use super::super::write::prechunked_stream::PrechunkedStream;
+use super::archive::{ArchiveReader, BLOCK, header};
 use super::error::{FileDamage, ImportError};
-use super::frame::{CHUNK_HEAD_LEN, FrameReader, IMAGE_HEAD_LEN, Kind};
-use super::{FORMAT, HEADER_LEN, MAGIC, NOT_SEALED, SEALED};
+use super::{IMAGE, MANIFEST_ENTRY, PACK, PACK_ENTRY};
 
 /// Options of the writer, whose buffer and workers are not used: chunks arrive encoded.
 const OPTIONS: WriteOptions = WriteOptions {
@@ -25,15 +30,15 @@ const OPTIONS: WriteOptions = WriteOptions {
     workers: 1,
     level: 1,
 };
+/// The beginning of the files of versions before the first release.
+const OLDER: &[u8] = b"CKPTFILE";
 
 /// A portable file with a valid beginning.
 pub struct PortableReader<R> {
-    frames: FrameReader<R>,
+    archive: ArchiveReader<Chain<Cursor<Vec<u8>>, R>>,
     /// Secrets that name its chunks; `None` if they are named by their hash without a key.
     secrets: Option<Secrets>,
-    created_unix_ms: u64,
-    raw_bytes: u64,
-    meta: Vec<u8>,
+    manifest: Manifest,
 }
 
 impl<R: Read> PortableReader<R> {
@@ -43,52 +48,62 @@ impl<R: Read> PortableReader<R> {
     /// # Errors
     /// [`ImportError`]: the file is not a portable image, or cannot be read with this key.
     pub fn open(mut source: R, key: Option<&Key>) -> Result<Self, ImportError> {
-        let header = read_header(&mut source)?;
-        let mut salt = [0; 32];
-        salt.copy_from_slice(&header[16..48]);
-        let secrets = match (u32_at(&header, 12), key) {
-            (NOT_SEALED, _) => None,
-            (SEALED, None) => return Err(ImportError::KeyMissing),
-            (SEALED, Some(key)) => Some(Secrets::new(key)),
-            (_, _) => {
-                return Err(damaged_header(FileDamage::Senseless(
-                    "its sealing is unknown",
-                )));
-            }
-        };
-        let check = secrets.as_ref().map(|secrets| secrets.file_check(&salt));
-        match check {
-            None if header[48..80] != [0; 32] => {
-                return Err(damaged_header(FileDamage::Senseless(
-                    "it has a key for nothing",
-                )));
-            }
-            Some(check) if header[48..80] != check => return Err(ImportError::KeyWrong),
-            None | Some(_) => {}
+        let mut begin = Vec::new();
+        let read = (&mut source).take(BLOCK as u64).read_to_end(&mut begin);
+        read.map_err(ImportError::Read)?;
+        if begin.starts_with(OLDER) {
+            return Err(ImportError::Older);
         }
-        let cipher = secrets.as_ref().map(|secrets| secrets.file(&salt));
-        let mut frames = FrameReader::new(source, xxh3_64(&header), HEADER_LEN, cipher);
-        let (created_unix_ms, raw_bytes, meta) = match frames.read()? {
-            (Kind::Image, image) => (
-                u64_at(image, 0),
-                u64_at(image, 8),
-                image[IMAGE_HEAD_LEN..].to_vec(),
-            ),
-            (_, _) => return Err(frames.senseless("it does not begin with the image")),
+        // The length of a format's line is that of the number of the format.
+        let is_ours = |len| begin == header(FORMAT_FILE, len);
+        if !(0..=FORMAT_FILE_BYTES_MAX).any(is_ours) {
+            return Err(ImportError::NotOurs);
+        }
+        let mut archive = ArchiveReader::new(Cursor::new(begin).chain(source));
+        let (_, len) = archive.begin(&[FORMAT_FILE])?;
+        let line = archive.content(len, FORMAT_FILE_BYTES_MAX)?;
+        match parse_format(&line) {
+            Some(format) if format > FORMAT => return Err(ImportError::Newer { format }),
+            Some(_) if line == format_line().as_bytes() => {}
+            Some(_) | None => {
+                return Err(archive.damaged(FileDamage::Senseless("its format is unknown")));
+            }
+        }
+        let (name, mut len) = archive.begin(&[MANIFEST_ENTRY, KEY_FILE])?;
+        let secrets = if name == KEY_FILE {
+            let text = archive.content(len, KEY_FILE_BYTES_MAX)?;
+            let check = KeyCheck::parse(&text).filter(|check| check.to_text().as_bytes() == text);
+            let check = check.ok_or_else(|| {
+                archive.damaged(FileDamage::Senseless("its check of the key is none"))
+            })?;
+            let key = key.ok_or(ImportError::KeyMissing)?;
+            if !check.fits(key) {
+                return Err(ImportError::KeyWrong);
+            }
+            (_, len) = archive.begin(&[MANIFEST_ENTRY])?;
+            Some(Secrets::new(key))
+        } else {
+            None
         };
+        let bytes = archive.content(len, FILE_BYTES_MAX)?;
+        let manifest =
+            manifest_file::decode(&bytes, IMAGE, secrets.as_ref()).map_err(
+                |error| match error {
+                    ManifestError::Newer { format } => ImportError::Newer { format },
+                    error => archive.damaged(FileDamage::Manifest(error)),
+                },
+            )?;
         Ok(Self {
-            frames,
+            archive,
             secrets,
-            created_unix_ms,
-            raw_bytes,
-            meta,
+            manifest,
         })
     }
 
     /// Returns the caller's data of the image.
     #[must_use]
     pub fn meta(&self) -> &[u8] {
-        &self.meta
+        &self.manifest.meta
     }
 
     /// Imports the file as an image of `store`, where it gets the next number; its meta data and its time are kept.
@@ -106,180 +121,124 @@ impl<R: Read> PortableReader<R> {
         progress: &dyn Fn(u64, u64),
     ) -> Result<Manifest, ImportError> {
         let mut writer = store.begin(lock, OPTIONS)?;
-        writer.set_created(self.created_unix_ms);
+        writer.set_created(self.manifest.created_unix_ms);
         let decoder =
             Decoder::new().map_err(|error| ImportError::Write(ReadError::Worker(error).into()))?;
         let importer = Importer {
-            frames: self.frames,
+            archive: self.archive,
             secrets: self.secrets.as_ref(),
-            raw_bytes: self.raw_bytes,
-            names: Vec::new(),
+            names: vec![None; self.manifest.chunks.len()],
+            offset: HEADER_LEN as u64,
+            stored: Vec::new(),
+            opened: Vec::new(),
             raw: vec![0; CHUNK_BYTES],
-            done: 0,
             decoder,
             store,
-            progress,
         };
-        importer.streams(&writer)?;
-        Ok(writer.commit(&self.meta)?)
+        importer.streams(&self.manifest, &writer, progress)?;
+        Ok(writer.commit(&self.manifest.meta)?)
     }
-}
-
-fn read_header(source: &mut impl Read) -> Result<[u8; HEADER_LEN], ImportError> {
-    let mut header = [0; HEADER_LEN];
-    let mut filled = 0;
-    while filled < HEADER_LEN {
-        match source.read(&mut header[filled..]) {
-            Ok(0) => break,
-            Ok(len) => filled += len,
-            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(ImportError::Read(error)),
-        }
-    }
-    let begin = filled.min(MAGIC.len());
-    if begin == 0 || header[..begin] != MAGIC[..begin] {
-        return Err(ImportError::NotOurs);
-    }
-    if filled < HEADER_LEN {
-        return Err(damaged_header(FileDamage::Short));
-    }
-    // This comes before the checksum, which may be elsewhere in a newer format.
-    let format = u32_at(&header, 8);
-    if format != FORMAT && format != 0 {
-        return Err(ImportError::Newer { format });
-    }
-    if u64_at(&header, 80) != xxh3_64(&header[..80]) {
-        return Err(damaged_header(FileDamage::Check));
-    }
-    if format == 0 {
-        return Err(damaged_header(FileDamage::Senseless("its format is 0")));
-    }
-    Ok(header)
-}
-
-fn damaged_header(damage: FileDamage) -> ImportError {
-    ImportError::Damaged { at: 0, damage }
 }
 
 struct Importer<'a, R> {
-    frames: FrameReader<R>,
+    archive: ArchiveReader<R>,
     secrets: Option<&'a Secrets>,
-    /// Size of all streams together.
-    raw_bytes: u64,
-    /// Lengths of the chunks so far, and their names in the store.
-    names: Vec<(u32, Hash)>,
+    /// Names in the store of the chunks so far.
+    names: Vec<Option<Hash>>,
+    /// Offset in the pack.
+    offset: u64,
+    stored: Vec<u8>,
+    opened: Vec<u8>,
     raw: Vec<u8>,
-    done: u64,
     decoder: Decoder,
     store: &'a Store,
-    progress: &'a dyn Fn(u64, u64),
 }
 
 impl<R: Read> Importer<'_, R> {
-    fn streams(mut self, writer: &ImageWriter) -> Result<(), ImportError> {
-        loop {
-            match self.frames.read()? {
-                (Kind::Stream, name) => {
-                    let name = String::from_utf8_lossy(name).into_owned();
-                    let stream = writer.inserted(&name).map_err(|error| match error {
-                        WriteError::StreamName { .. } | WriteError::StreamTwice { .. } => {
-                            self.frames.senseless("a stream has an impossible name")
-                        }
-                        error => error.into(),
-                    })?;
-                    self.stream(stream)?;
-                }
-                (Kind::End, total) => {
-                    let total = u64_at(total, 0);
-                    if total != self.done || self.raw_bytes != self.done {
-                        return Err(self.frames.senseless("its streams have another length"));
+    fn streams(
+        mut self,
+        manifest: &Manifest,
+        writer: &ImageWriter,
+        progress: &dyn Fn(u64, u64),
+    ) -> Result<(), ImportError> {
+        let (_, pack_len) = self.archive.begin(&[PACK_ENTRY])?;
+        let mut header = [0; HEADER_LEN];
+        self.archive.fill(&mut header)?;
+        if header != PACK.header() {
+            return Err(self.senseless("the pack does not begin as one"));
+        }
+        let mut done = 0;
+        for stream in &manifest.streams {
+            let mut target = writer.inserted(&stream.name)?;
+            for index in &stream.chunks {
+                let chunk = manifest.chunks[*index as usize];
+                match (chunk.content, self.names[*index as usize]) {
+                    (Content::Zero, _) => target.zeros(chunk.raw_len)?,
+                    (Content::Stored(_), Some(name)) => target.again(chunk.raw_len, name)?,
+                    (Content::Stored(stored), None) => {
+                        let name = self.chunk(&stored, chunk.raw_len, &mut target)?;
+                        self.names[*index as usize] = Some(name);
                     }
-                    return self.frames.end();
                 }
-                (Kind::Image | Kind::Chunk | Kind::Repeat | Kind::Zeros | Kind::StreamEnd, _) => {
-                    return Err(self.frames.senseless("a part is where it cannot be"));
-                }
+                done += u64::from(chunk.raw_len);
+                progress(done, manifest.raw_bytes);
             }
+            target.finish();
         }
+        if self.offset != pack_len {
+            return Err(self.senseless("the pack has another length than its chunks"));
+        }
+        self.archive.skip_padding(pack_len)?;
+        self.archive.end()
     }
 
-    fn stream(&mut self, mut stream: PrechunkedStream) -> Result<(), ImportError> {
-        loop {
-            let raw_len = match self.frames.read()? {
-                (Kind::Chunk, _) => self.chunk(&mut stream)?,
-                (Kind::Repeat, number) => {
-                    let number = u32_at(number, 0) as usize;
-                    let known = self.names.get(number).copied();
-                    let known = known
-                        .ok_or_else(|| self.frames.senseless("it repeats what did not come"))?;
-                    stream.again(known.0, known.1)?;
-                    known.0
-                }
-                (Kind::Zeros, len) => {
-                    let raw_len = u32_at(len, 0);
-                    if !(1..=CHUNK_LEN_MAX).contains(&raw_len) {
-                        return Err(self.frames.senseless("a chunk has an impossible length"));
-                    }
-                    stream.zeros(raw_len)?;
-                    raw_len
-                }
-                (Kind::StreamEnd, len) => {
-                    let len = u64_at(len, 0);
-                    if stream.finish() == len {
-                        return Ok(());
-                    }
-                    return Err(self.frames.senseless("a stream has another length"));
-                }
-                (Kind::Image | Kind::Stream | Kind::End, _) => {
-                    return Err(self.frames.senseless("a part is where it cannot be"));
-                }
-            };
-            self.done += u64::from(raw_len);
-            (self.progress)(self.done, self.raw_bytes);
+    /// Reads, checks and stores the next chunk; returns its name in the store.
+    fn chunk(
+        &mut self,
+        stored: &Stored,
+        raw_len: u32,
+        stream: &mut PrechunkedStream,
+    ) -> Result<Hash, ImportError> {
+        if stored.offset != self.offset {
+            return Err(self.senseless("a chunk is not where the one before it ends"));
         }
-    }
-
-    /// Checks and stores the chunk in the latest frame; returns its length.
-    fn chunk(&mut self, stream: &mut PrechunkedStream) -> Result<u32, ImportError> {
-        let payload = self.frames.payload();
-        let raw_len = u32_at(payload, 0);
-        let mut expected: Hash = [0; 32];
-        expected.copy_from_slice(&payload[5..CHUNK_HEAD_LEN]);
-        let encoded = &payload[CHUNK_HEAD_LEN..];
-        let encoded_len = u32::try_from(encoded.len()).unwrap_or(u32::MAX);
-        let codec = Codec::from_disk(payload[4]).filter(|codec| {
-            (1..=CHUNK_LEN_MAX).contains(&raw_len) && codec.fits(encoded_len, raw_len)
-        });
-        let codec =
-            codec.ok_or_else(|| self.frames.senseless("a chunk has an impossible length"))?;
+        self.offset += u64::from(stored.len);
+        self.stored.resize(stored.len as usize, 0);
+        self.archive.fill(&mut self.stored)?;
+        let is_intact = stored.check == Some(xxh3_64(&self.stored));
+        let encoded = match self.secrets {
+            None => Some(&self.stored),
+            Some(secrets) => {
+                // A valid manifest has no sealed chunk that is shorter.
+                self.opened.resize(self.stored.len() - OVERHEAD_BYTES, 0);
+                let opened = secrets
+                    .chunks
+                    .open(&stored.hash, &self.stored, &mut self.opened);
+                opened.is_ok().then_some(&self.opened)
+            }
+        };
         let raw = &mut self.raw[..raw_len as usize];
-        let decoded = self.decoder.decode(codec, encoded, raw);
+        let decoded = encoded
+            .filter(|encoded| is_intact && self.decoder.decode(stored.codec, encoded, raw).is_ok());
+        let Some(encoded) = decoded else {
+            return Err(self.archive.damaged(FileDamage::Chunk));
+        };
         let name = self.store.name_of(raw);
         // If the store and the file use the same names, one hash is enough.
-        let is_right = name == expected || {
+        let is_right = name == stored.hash || {
             let named = self
                 .secrets
                 .map_or_else(|| chunk::hash(raw), |secrets| secrets.name(raw));
-            named == expected
+            named == stored.hash
         };
-        if decoded.is_err() || !is_right {
-            return Err(self.frames.damaged(FileDamage::Chunk));
+        if !is_right {
+            return Err(self.archive.damaged(FileDamage::Chunk));
         }
-        stream.chunk(raw_len, name, codec, encoded)?;
-        self.names.push((raw_len, name));
-        Ok(raw_len)
+        stream.chunk(raw_len, name, stored.codec, encoded)?;
+        Ok(name)
     }
-}
 
-/// Reads a number of a payload whose kind has room for it.
-fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    let mut number = [0; 4];
-    number.copy_from_slice(&bytes[at..at + 4]);
-    u32::from_le_bytes(number)
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    let mut number = [0; 8];
-    number.copy_from_slice(&bytes[at..at + 8]);
-    u64::from_le_bytes(number)
+    fn senseless(&self, what: &'static str) -> ImportError {
+        self.archive.damaged(FileDamage::Senseless(what))
+    }
 }

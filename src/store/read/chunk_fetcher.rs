@@ -102,6 +102,11 @@ impl<'a> ChunkFetcher<'a> {
         }
     }
 
+    /// Returns the bytes of the pack that the latest [`fetch_encoded`](Self::fetch_encoded) of an encrypted chunk read.
+    pub(crate) fn sealed(&self, stored: &Stored) -> &[u8] {
+        &self.scratch.sealed[..stored.len as usize]
+    }
+
     fn decode(&mut self, stored: &Stored, bytes: &mut [u8], raw: &mut [u8]) -> Result<(), Fault> {
         let overhead = self.secrets.map_or(0, |_| OVERHEAD_BYTES);
         // A valid manifest has no stored chunk longer than CHUNK_BYTES.

@@ -149,7 +149,7 @@ pub(crate) fn resealed_portable(file: &[u8]) -> bool {
     portable(&file)
 }
 
-/// Makes a portable file with every kind of frame.
+/// Makes a portable file with every kind of chunk.
 #[cfg(test)]
 pub(crate) fn portable_seed() -> Vec<u8> {
     let (_folder, store) = new_store(None);

@@ -15,6 +15,9 @@ pub(super) const CHECKED_LEN: usize = 48;
 const SUMMARY_BYTES_MAX: usize = META_BYTES_MAX + (8 << 20);
 /// Maximum length of a body: 55 bytes per chunk for 19 million chunks, an image of more than a TiB.
 const BODY_BYTES_MAX: u64 = 1 << 30;
+/// Length of the longest file.
+pub(crate) const FILE_BYTES_MAX: u64 =
+    (CHECKED_LEN + 2 * SUM_LEN + SUMMARY_BYTES_MAX) as u64 + BODY_BYTES_MAX;
 pub(super) const NOT_SEALED: u32 = 0;
 pub(super) const SEALED: u32 = 1;
 /// Last format with a single checksum.

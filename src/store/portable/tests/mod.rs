@@ -171,7 +171,9 @@ fn assert_refused(store: &Store, file: &[u8], key: Option<&Key>, what: &str) -> 
 
 fn every_damage_is_found(store: &Store, other: &Store, key: Option<&Key>) {
     let file = export(store, small(store), Form::AsStored);
-    for len in 0..file.len() {
+    // Most bytes of headers and paddings are zeros; one of sixteen is enough.
+    let places = || (0..file.len()).filter(|at| file[*at] != 0 || at % 16 == at / 512 % 16);
+    for len in places() {
         let error = assert_refused(other, &file[..len], key, &format!("{len} bytes"));
         let is_short = matches!(
             error,
@@ -183,14 +185,11 @@ fn every_damage_is_found(store: &Store, other: &Store, key: Option<&Key>) {
         );
         assert!(is_short, "{len} bytes: {error}");
     }
-    for at in 0..file.len() {
-        // Every bit at the beginning of the file, and one bit of each other byte.
-        let bits = if at < 200 { 0..8 } else { at % 8..at % 8 + 1 };
-        for bit in bits {
-            let mut bad = file.clone();
-            bad[at] ^= 1 << bit;
-            assert_refused(other, &bad, key, &format!("bit {bit} of byte {at}"));
-        }
+    for at in places() {
+        let bit = at % 8;
+        let mut bad = file.clone();
+        bad[at] ^= 1 << bit;
+        assert_refused(other, &bad, key, &format!("bit {bit} of byte {at}"));
     }
     for more in [&b"\0"[..], &file] {
         let longer = [&file[..], more].concat();
@@ -222,41 +221,20 @@ fn every_truncation_and_every_flip_of_a_sealed_file_is_found() {
     every_damage_is_found(&store, &other, Some(&key));
 }
 
-/// Returns the ranges of a file's frames.
-fn frames(file: &[u8]) -> Vec<std::ops::Range<usize>> {
-    let mut found = Vec::new();
-    let mut at = HEADER_LEN;
-    while at < file.len() {
-        let len: [u8; 4] = file[at + 4..at + 8].try_into().unwrap();
-        let end = at + 16 + u32::from_le_bytes(len) as usize;
-        found.push(at..end);
-        at = end;
-    }
-    found
-}
-
 #[test]
-fn frames_that_are_left_out_doubled_swapped_or_of_another_file_are_found() {
-    let (_folder, store) = temporary_store();
-    let (_other_folder, other) = temporary_store();
-    let id = small(&store);
-    let (file, second) = (
-        export(&store, id, Form::AsStored),
-        export(&store, id, Form::AsStored),
-    );
-    let parts = frames(&file);
-    for (number, frame) in parts.iter().enumerate() {
-        let (before, this) = (&file[..frame.start], &file[frame.clone()]);
-        let after = &file[frame.end..];
-        let what = format!("frame {number}");
-        assert_refused(&other, &[before, after].concat(), None, &what);
-        assert_refused(&other, &[before, this, this, after].concat(), None, &what);
-        let foreign = &second[frame.clone()];
-        assert_refused(&other, &[before, foreign, after].concat(), None, &what);
-        if let Some(next) = parts.get(number + 1) {
-            let swapped = [before, &file[next.clone()], this, &file[next.end..]];
-            assert_refused(&other, &swapped.concat(), None, &what);
-        }
+fn an_extracted_file_is_a_store() {
+    for secret in [None, Some(key(1))] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("store");
+        let store = Store::create_or_open_with(&path, secret.as_ref()).unwrap();
+        write(&store);
+        write(&store);
+        let file = export(&store, ImageId::FIRST.next().unwrap(), Form::AsStored);
+        let extracted = folder.path().join("extracted");
+        tar::Archive::new(&file[..]).unpack(&extracted).unwrap();
+        fs::set_permissions(&extracted, PermissionsExt::from_mode(0o700)).unwrap();
+        let store = Store::open_with(&extracted, secret.as_ref()).unwrap();
+        assert_same(&store, ImageId::FIRST);
     }
 }
 
