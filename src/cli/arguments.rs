@@ -17,7 +17,7 @@ pub(super) const PROGRAM: &str = "ckpt-run";
 ///
 /// `ckpt-run -- ./train` starts the job, or continues it from its newest image.
 #[derive(Debug, Parser)]
-#[command(name = PROGRAM, version, after_help = SIGNALS, override_usage = "ckpt-run [OPTIONS] -- CMD [ARGS]...\n       ckpt-run VERB [OPTIONS]")]
+#[command(name = PROGRAM, version, after_help = SIGNALS, override_usage = format!("ckpt-run [OPTIONS] -- CMD [ARGS]...\n       {VERBS_USAGE}"))]
 pub(super) struct CommandLine {
     #[command(flatten)]
     pub(super) global: Global,
@@ -26,6 +26,9 @@ pub(super) struct CommandLine {
     #[command(subcommand)]
     pub(super) verb: Option<Verb>,
 }
+
+/// The usage of verbs, which no verb itself has.
+pub(super) const VERBS_USAGE: &str = "ckpt-run VERB [OPTIONS]";
 
 const SIGNALS: &str = "\
 Signals:

@@ -1,4 +1,4 @@
-//! Error messages for command lines that clap does not accept.
+//! Error messages for command lines that clap does not accept. clap has no suggestion for a word before a `--`.
 
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::error::{ContextKind, ErrorKind};
 
-use super::arguments::{PROGRAM, grammar};
+use super::arguments::{PROGRAM, VERBS_USAGE, grammar};
 use super::print;
 use crate::run::OURS;
 
@@ -31,25 +31,9 @@ pub(super) fn explain(mut error: clap::Error, arguments: &[OsString]) -> ExitCod
     if is_asked_for(&error) {
         return ExitCode::SUCCESS;
     }
-    let about_an_option = error
-        .get(ContextKind::InvalidArg)
-        .is_some_and(|word| word.to_string().starts_with('-'));
-    let about_a_word = matches!(
-        error.kind(),
-        ErrorKind::InvalidSubcommand | ErrorKind::UnknownArgument
-    );
-    if about_a_word && !about_an_option {
-        let words: Vec<String> = arguments
-            .iter()
-            .skip(1)
-            .map(|word| word.to_string_lossy().into_owned())
-            .collect();
-        if let Some(line) = with_verb(&words) {
-            print::say(&format!("did you mean: {line}"));
-        }
-        if let Some(line) = with_dashes(&words) {
-            print::say(&format!("to run a command, put -- before it: {line}"));
-        }
+    let words = arguments.iter().map(|word| word.to_string_lossy().into());
+    for line in suggestions(&error, &words.collect::<Vec<String>>()) {
+        print::say(&line);
     }
     ExitCode::from(OURS)
 }
@@ -62,103 +46,80 @@ pub(super) fn is_asked_for(error: &clap::Error) -> bool {
     )
 }
 
-/// Returns the place of the first word that is neither an option of ckpt-run nor a verb, and the verb before it.
-fn stray(words: &[String]) -> Option<(usize, Option<&str>)> {
-    let grammar = grammar();
-    let takes_value = |word: &str| {
-        grammar.get_arguments().any(|argument| {
-            argument.get_action().takes_values()
-                && (argument
-                    .get_long()
-                    .is_some_and(|long| word == format!("--{long}"))
-                    || argument
-                        .get_short()
-                        .is_some_and(|short| word == format!("-{short}")))
-        })
+/// Returns the line with the verb that the wrong word resembles, and the line with `--` before that word, as far as a
+/// verb or a command can be in its place.
+fn suggestions(error: &clap::Error, words: &[String]) -> Vec<String> {
+    let context = |kind| error.get(kind).map(ToString::to_string);
+    let argument = context(ContextKind::InvalidArg);
+    let takes_command = argument.is_some();
+    let wrong = argument.or_else(|| context(ContextKind::InvalidSubcommand));
+    let is_wrong = |word: &String| Some(word) == wrong.as_ref() && !word.starts_with('-');
+    let Some(place) = words.iter().position(is_wrong) else {
+        return Vec::new();
     };
-    let (mut place, mut verb) = (0, None);
-    loop {
-        let word = words.get(place)?;
-        if word == "--" {
-            return None;
-        }
-        if word.starts_with('-') {
-            place += if takes_value(word) { 2 } else { 1 };
-        } else if verb.is_none() && (word == "help" || grammar.find_subcommand(word).is_some()) {
-            verb = Some(word.as_str());
-            place += 1;
-        } else {
-            return Some((place, verb));
-        }
+    let usage = context(ContextKind::Usage).unwrap_or_default();
+    let mut lines = Vec::new();
+    if let Some(verb) = likely_verb(&words[place]).filter(|_| usage.contains(VERBS_USAGE)) {
+        let mut line = words.to_vec();
+        line[place] = verb;
+        lines.push(format!("did you mean: {}", line.join(" ")));
     }
+    if takes_command && usage.contains("-- ") && !words.iter().any(|word| word == "--") {
+        let (options, command) = words.split_at(place);
+        let line = [options, &["--".to_owned()], command].concat().join(" ");
+        lines.push(format!("to run a command, put -- before it: {line}"));
+    }
+    lines
 }
 
-/// Returns the line with the probable verb, if the word in the verb's place resembles one.
-fn with_verb(words: &[String]) -> Option<String> {
-    let (place, None | Some("help")) = stray(words)? else {
-        return None;
-    };
-    let given = Some(&words[place]).filter(|word| word.len() <= VERB_BYTES_MAX)?;
-    let grammar = grammar();
-    let (_, verb) = grammar
+fn likely_verb(word: &str) -> Option<String> {
+    grammar()
         .get_subcommands()
-        .filter(|verb| !verb.is_hide_set())
+        .filter(|verb| !verb.is_hide_set() && word.len() <= VERB_BYTES_MAX)
         .flat_map(|verb| verb.get_name_and_visible_aliases())
-        .map(|verb| (strsim::normalized_damerau_levenshtein(given, verb), verb))
+        .map(|verb| (strsim::normalized_damerau_levenshtein(word, verb), verb))
         .filter(|(likeness, _)| *likeness >= LIKENESS_MIN)
-        .max_by(|(one, _), (other, _)| one.total_cmp(other))?;
-    let mut words = words.to_vec();
-    verb.clone_into(&mut words[place]);
-    Some(format!("{PROGRAM} {}", words.join(" ")))
-}
-
-/// Returns the line with `--` before its first word that is neither an option, `run` nor `rehearse`. Returns `None` if
-/// there is no such word, or if the line is for another verb.
-fn with_dashes(words: &[String]) -> Option<String> {
-    if words.iter().any(|word| word == "--") {
-        return None;
-    }
-    let (place, verb) = stray(words)?;
-    if verb.is_some_and(|verb| verb != "run" && verb != "rehearse") {
-        return None;
-    }
-    let (options, command) = words.split_at(place);
-    let parts = [&[PROGRAM.to_owned()], options, &["--".to_owned()], command].concat();
-    Some(parts.join(" "))
+        .max_by(|(one, _), (other, _)| one.total_cmp(other))
+        .map(|(_, verb)| verb.to_owned())
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use clap::Parser;
 
-    fn words(text: &str) -> Vec<String> {
-        text.split(' ').skip(1).map(str::to_owned).collect()
+    use super::*;
+    use crate::cli::arguments::CommandLine;
+
+    fn suggested(line: &str) -> Vec<String> {
+        let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
+        let error = CommandLine::try_parse_from(&words).err();
+        error.map_or_else(Vec::new, |error| suggestions(&error, &words))
     }
 
     #[test]
     fn a_forgotten_double_dash_is_put_where_it_belongs() {
-        let line = |text: &str| with_dashes(&words(text));
-        assert_eq!(
-            line("ckpt-run --interval 5m python train.py").unwrap(),
-            "ckpt-run --interval 5m -- python train.py"
-        );
-        assert_eq!(line("ckpt-run ./train").unwrap(), "ckpt-run -- ./train");
-        assert_eq!(
-            line("ckpt-run run -i 5m ./train").unwrap(),
-            "ckpt-run run -i 5m -- ./train"
-        );
-        assert_eq!(
-            line("ckpt-run rehearse ./train").unwrap(),
-            "ckpt-run rehearse -- ./train"
-        );
-        assert_eq!(line("ckpt-run list ./train"), None);
-        assert_eq!(line("ckpt-run help snaphot"), None);
-        assert_eq!(line("ckpt-run --no-such -- ./train"), None);
+        for (given, meant) in [
+            (
+                "ckpt-run --interval 5m python train.py",
+                "ckpt-run --interval 5m -- python train.py",
+            ),
+            ("ckpt-run ./train", "ckpt-run -- ./train"),
+            (
+                "ckpt-run run -i 5m ./train",
+                "ckpt-run run -i 5m -- ./train",
+            ),
+            ("ckpt-run rehearse ./train", "ckpt-run rehearse -- ./train"),
+        ] {
+            let meant = format!("to run a command, put -- before it: {meant}");
+            assert_eq!(suggested(given), [meant]);
+        }
+        for other in ["ckpt-run list ./train", "ckpt-run --no-such -- ./train"] {
+            assert!(suggested(other).is_empty(), "{other}");
+        }
     }
 
     #[test]
     fn a_mistyped_verb_is_told_with_the_rest_of_its_line() {
-        let line = |text: &str| with_verb(&words(text));
         for (given, meant) in [
             ("ckpt-run snapshto", "ckpt-run snapshot"),
             ("ckpt-run lst --json", "ckpt-run list --json"),
@@ -173,7 +134,8 @@ mod tests {
             ("ckpt-run resum", "ckpt-run resume"),
             ("ckpt-run help snaphot", "ckpt-run help snapshot"),
         ] {
-            assert_eq!(line(given).as_deref(), Some(meant));
+            let meant = format!("did you mean: {meant}");
+            assert_eq!(suggested(given).first(), Some(&meant), "{given}");
         }
         for other in [
             "ckpt-run python train.py",
@@ -183,7 +145,9 @@ mod tests {
             "ckpt-run gpu-copie",
             "ckpt-run --no-such",
         ] {
-            assert_eq!(line(other), None, "{other}");
+            let lines = suggested(other);
+            let is_verb = |line: &String| line.starts_with("did you mean");
+            assert!(!lines.iter().any(is_verb), "{other}: {lines:?}");
         }
     }
 }
