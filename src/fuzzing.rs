@@ -224,8 +224,7 @@ fn settings(text: &str) -> bool {
             sources.environment.push((name.to_owned(), value));
         }
     }
-    config::load(&sources)
-        .is_ok_and(|loaded| round_trips(&loaded, &loaded.to_toml_with_origins()))
+    config::load(&sources).is_ok_and(|loaded| round_trips(&loaded, &loaded.to_toml_with_origins()))
 }
 
 fn no_sources() -> Sources {
