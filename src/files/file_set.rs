@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::fs::{self, Metadata};
+use std::fs::Metadata;
 use std::io::{self, BufRead, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use nix::sys::statfs::{TMPFS_MAGIC, statfs};
 use serde::{Deserialize, Serialize};
 
 use super::attributes;
-use crate::safe_path::Spot;
+use super::describe::Describer;
 use crate::{checked, path_text};
 
 /// A file, folder or link that the job has written.
@@ -145,42 +145,7 @@ impl KeptFile {
     /// where nothing is.
     #[must_use]
     pub fn of(path: &Path) -> Option<Self> {
-        // Whatever the job's user puts in the way: what is described is the job's.
-        let spot = Spot::of(path).ok();
-        let at = spot.as_ref().map(Spot::path);
-        // The root folder is in no other.
-        let at = match &at {
-            Some(at) => at,
-            None if path.parent().is_none() => path,
-            None => return None,
-        };
-        let found = fs::symlink_metadata(at).ok()?;
-        let kind = found.file_type();
-        let kind = if kind.is_file() {
-            Kind::File {
-                size: found.size(),
-                content: Content::Unkept(Unkept::TooSlow),
-            }
-        } else if kind.is_dir() {
-            Kind::Folder
-        } else if kind.is_symlink() {
-            let target = fs::read_link(at).ok()?;
-            Kind::Link { target }
-        } else {
-            return None;
-        };
-        Some(Self {
-            kind,
-            identity: (found.dev(), found.ino()),
-            born_ns: born_ns(&found),
-            modified_ns: modified_ns(&found),
-            changed_ns: changed_ns(&found),
-            mode: found.mode() & 0o7777,
-            owner: (found.uid(), found.gid()),
-            attributes: attributes::of(at),
-            writer: Writer::Job,
-            is_mapped: false,
-        })
+        Describer::default().describe(path, None)
     }
 
     /// Returns true if nothing can have changed between two descriptions. `frozen_ns` is the time of this one: what
@@ -232,6 +197,24 @@ impl KeptFile {
             } => Some((stream, *size)),
             Kind::File { .. } | Kind::Folder | Kind::Link { .. } => None,
         }
+    }
+
+    /// Returns true for a file that can change without a change on record.
+    #[must_use]
+    pub fn is_unsettled(&self) -> bool {
+        self.is_appended() || self.is_mapped
+    }
+
+    /// Returns true for a file whose content is nowhere yet.
+    #[must_use]
+    pub fn has_no_content(&self) -> bool {
+        matches!(
+            self.kind,
+            Kind::File {
+                content: Content::Unkept(_),
+                ..
+            }
+        )
     }
 
     /// Returns true if the file's content is in the file itself.
@@ -440,6 +423,7 @@ impl Kept {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     #[test]
     fn a_set_is_read_as_it_was_written() {

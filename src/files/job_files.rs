@@ -1,17 +1,17 @@
 //! The files of a run's job, over its snapshots and restores: the record, the watcher, and the newest set.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use super::changes::{Changed, Look, OpenUses, changed_since};
-use super::file_set::{Kept, KeptFiles, TICK_NS};
+use super::changes::{Changed, Look, OpenUses, SoFar, changed_since};
+use super::file_set::{Kept, KeptFile, KeptFiles, TICK_NS};
 use super::folder_scan::Scan;
 use super::held::Held;
 use super::lost::{OnLost, RollbackError};
-use super::marker::{self, Marker, MarkerError};
+use super::marker::{self, Mark, Marker, MarkerError};
 use super::patterns::Patterns;
 use super::record::Record;
 use super::record_line::{Line, append};
@@ -143,29 +143,56 @@ impl JobFiles {
         locked(&self.state).marker = None;
     }
 
-    /// Reads the record while the job computes, so that little of it is left to read once the job is frozen.
-    pub fn catch_up(&self) {
-        // What is wrong with the record is found out when the job is frozen.
-        let _ = locked(&self.state).record.catch_up();
+    /// Lists what has changed since the newest set while the job computes, for the image `id`, so that little is left to
+    /// look at once the job is frozen. `None` if not all changes are known.
+    #[must_use]
+    pub fn changes_so_far(&self, id: u64) -> Option<SoFar> {
+        let mut state = locked(&self.state);
+        if let Err(error) = state.marker.as_ref()?.mark(id, Mark::Prepared) {
+            // When the job is frozen, that is a gap.
+            tracing::debug!(%error, "changes are not looked at beforehand");
+            state.marker = None;
+            return None;
+        }
+        state.record.catch_up().ok()?;
+        let earlier = state.newest.clone();
+        let none = KeptFiles::default();
+        let set = earlier.as_ref().map_or(&none, |(_, set)| set);
+        if gap_since(&state.record, earlier.as_ref()).is_some() {
+            return None;
+        }
+        let look = Look {
+            record: &state.record,
+            earlier: set,
+            since: time_of(&state.record, earlier.as_ref()),
+            so_far: None,
+            open: &OpenUses::new(),
+            included: &self.included,
+            excluded: &self.excluded,
+            scanned: &BTreeSet::new(),
+        };
+        let files = changed_since(look).into_iter();
+        let mut files: BTreeMap<_, _> = files.map(|it| (it.path, it.file)).collect();
+        // What was open or mapped then is looked at again, whatever is on record.
+        files.retain(|path, _| !set.files.get(path).is_some_and(KeptFile::is_unsettled));
+        let mut paths = files.keys();
+        let is_watched = paths.all(|path| state.record.unwatched_mount(path).is_none());
+        let time = state.record.time_of(id);
+        is_watched.then_some(SoFar { time, files })
     }
 
     /// Lists what has changed since the newest set, for the image `id`, while the job is frozen. `open` are the files
-    /// that the job has open for writing.
+    /// that the job has open for writing, `so_far` is what was known of the changes before.
     #[must_use]
-    pub fn changes(&self, id: u64, open: &OpenUses<'_>) -> Changes {
+    pub fn changes(&self, id: u64, open: &OpenUses<'_>, so_far: Option<SoFar>) -> Changes {
         let mut state = locked(&self.state);
         let earlier = state.newest.clone();
         let none = KeptFiles::default();
         let set = earlier.as_ref().map_or(&none, |(_, set)| set);
         let unmarked = mark(&mut state, id);
-        let earlier_time = earlier
-            .as_ref()
-            .map_or(0, |(id, _)| state.record.time_of(*id));
-        let gap = match &earlier {
-            _ if unmarked.is_some() => unmarked,
-            Some((id, _)) => state.record.since(*id).gap(),
-            None => state.record.gap_since(0),
-        };
+        let gap = unmarked.or_else(|| gap_since(&state.record, earlier.as_ref()));
+        // A change may be missing since.
+        let so_far = so_far.filter(|_| gap.is_none());
         let begun_ns = if earlier.is_some() {
             set.frozen_ns - TICK_NS
         } else {
@@ -175,13 +202,23 @@ impl JobFiles {
         let look = Look {
             record: &state.record,
             earlier: set,
-            earlier_time,
+            since: so_far
+                .as_ref()
+                .map_or_else(|| time_of(&state.record, earlier.as_ref()), |it| it.time),
+            so_far: so_far.as_ref(),
             open,
             included: &self.included,
             excluded: &self.excluded,
             scanned: &scanned,
         };
-        let changed = changed_since(look);
+        let mut changed = changed_since(look);
+        if let Some(mut so_far) = so_far {
+            for one in &changed {
+                so_far.files.remove(&one.path);
+            }
+            let known = so_far.files.into_iter();
+            changed.extend(known.map(|(path, file)| Changed { path, file }));
+        }
         Changes {
             earlier,
             changed,
@@ -276,7 +313,11 @@ impl JobFiles {
 
     /// Remembers the set of the image that the job was saved to or restored from.
     pub fn now_at(&self, id: u64, set: Arc<KeptFiles>) {
-        locked(&self.state).newest = Some((id, set));
+        let mut state = locked(&self.state);
+        state.newest = Some((id, set));
+        if let Err(error) = state.record.compact_if_due() {
+            tracing::debug!(%error, "the record of the job's files is not compacted");
+        }
     }
 
     /// Plans the rollback to the set of an image; see [`Rollback::plan`].
@@ -318,10 +359,21 @@ impl JobFiles {
     }
 }
 
+/// Returns the reason why changes may be missing since the set of an earlier image, or since the beginning.
+fn gap_since(record: &Record, earlier: Option<&(u64, Arc<KeptFiles>)>) -> Option<String> {
+    earlier.map_or_else(|| record.gap_since(0), |(id, _)| record.since(*id).gap())
+}
+
+/// Returns the record's time of an earlier image, or the beginning.
+fn time_of(record: &Record, earlier: Option<&(u64, Arc<KeptFiles>)>) -> usize {
+    earlier.map_or(0, |(id, _)| record.time_of(*id))
+}
+
 /// Has the watcher mark the image, and reads the record up to the mark. Returns the reason if nobody watches; then the
 /// record has a gap there, and the mark all the same.
 fn mark(state: &mut State, id: u64) -> Option<String> {
-    let marked = state.marker.as_ref().map(|marker| marker.mark(id));
+    let marked = state.marker.as_ref();
+    let marked = marked.map(|marker| marker.mark(id, Mark::Frozen));
     let reason = match marked {
         None => Some("nobody watches the job's files".to_owned()),
         Some(Err(error)) => Some(error.to_string()),

@@ -20,8 +20,19 @@ const MARK_LIMIT: Duration = Duration::from_secs(5);
 const ENDING_LIMIT: Duration = Duration::from_secs(30);
 /// Time between two looks at a sandbox that ends.
 const ENDING_POLL: Duration = Duration::from_millis(5);
+/// Bytes of the request for a mark: its reason, and the image.
+pub(super) const MARK_BYTES: usize = 9;
 /// What a watcher answers to a mark.
 pub(super) const DONE: u8 = b'.';
+
+/// The reason for a mark.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mark {
+    /// The image is being prepared, and the job computes.
+    Prepared = 0,
+    /// The job is frozen for the image.
+    Frozen = 1,
+}
 
 /// Why a watcher has not written a mark.
 #[derive(Debug, thiserror::Error)]
@@ -62,8 +73,10 @@ impl Marker {
     ///
     /// # Errors
     /// The watcher is gone or does not answer.
-    pub fn mark(&self, image: u64) -> Result<(), MarkerError> {
-        let told = (&self.socket).write_all(&image.to_le_bytes());
+    pub fn mark(&self, image: u64, mark: Mark) -> Result<(), MarkerError> {
+        let mut request = [mark as u8; MARK_BYTES];
+        request[1..].copy_from_slice(&image.to_le_bytes());
+        let told = (&self.socket).write_all(&request);
         told.map_err(MarkerError)?;
         self.wait()
     }

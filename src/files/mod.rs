@@ -10,6 +10,7 @@
 
 mod attributes;
 mod changes;
+mod describe;
 mod fanotify;
 mod file_set;
 mod folder_scan;
@@ -28,11 +29,12 @@ mod rollback;
 mod rollback_tests;
 mod watcher;
 
-pub use changes::{OpenUse, OpenUses};
+pub use changes::{OpenUse, OpenUses, SoFar};
 pub use file_set::{Content, Kept, KeptFile, KeptFiles, Kind, Unkept, Writer, is_in_memory};
 pub use held::Held;
 pub use job_files::{Changes, Choice, JobFiles};
 pub use lost::{Lost, OnLost, RollbackError};
 pub use put_back::Sources;
+pub use record::changed_by_job;
 pub use rollback::Rollback;
 pub use watcher::{LOG_DESCRIPTOR, WATCHER_ARGUMENT, main as watcher_main, obituary};

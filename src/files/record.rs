@@ -13,8 +13,13 @@ use std::io::{self, BufRead, BufReader, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use super::file_set::modified_ns;
+use super::marker;
 use super::record_line::{JobChange, Line, append};
 use crate::clock;
+pub use since::Since;
+
+mod compaction;
+mod since;
 
 /// What is known of one path. Times are counts of images: a path touched at 3 was touched after the third line `image`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +41,8 @@ pub struct Record {
     path: PathBuf,
     /// Bytes read of the file.
     read: u64,
+    /// Lines read of it, without those that the short form stands for.
+    lines: usize,
     now: usize,
     images: HashMap<u64, usize>,
     touched: BTreeMap<PathBuf, Touch>,
@@ -51,14 +58,6 @@ pub struct Record {
     watching: bool,
 }
 
-/// What happened since an image, as far as it is known.
-#[derive(Clone, Copy, Debug)]
-pub struct Since<'a> {
-    record: &'a Record,
-    /// The image's time; `None` if the record does not have it.
-    image: Option<usize>,
-}
-
 impl Record {
     /// Reads the record in the file `path`; an empty one where there is none.
     ///
@@ -69,6 +68,9 @@ impl Record {
             path: path.to_owned(),
             ..Self::default()
         };
+        if let Some(base) = open(&record.base())? {
+            record.read_lines(base, |_, _| ())?;
+        }
         record.catch_up()?;
         Ok(record)
     }
@@ -84,7 +86,9 @@ impl Record {
     /// # Errors
     /// The file cannot be emptied.
     pub fn clear(&mut self) -> io::Result<()> {
-        crate::files::marker::empty(&self.path)?;
+        // A log without its base has a gap.
+        marker::empty(&self.base())?;
+        marker::empty(&self.path)?;
         *self = Self {
             path: std::mem::take(&mut self.path),
             ..Self::default()
@@ -97,12 +101,22 @@ impl Record {
     /// # Errors
     /// The file cannot be read.
     pub fn catch_up(&mut self) -> io::Result<()> {
-        let mut file = match File::open(&self.path) {
-            Ok(file) => file,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            Err(error) => return Err(error),
+        let Some(mut file) = open(&self.path)? else {
+            return Ok(());
         };
+        if file.metadata()?.len() < self.read {
+            self.gaps.push((self.now, "the log is gone".to_owned()));
+            self.read = 0;
+        }
         file.seek(SeekFrom::Start(self.read))?;
+        self.read_lines(file, |record, bytes| {
+            record.read += bytes as u64;
+            record.lines += usize::from(bytes > 1);
+        })
+    }
+
+    /// Adds the lines of a file; `count` is called with the bytes of each.
+    fn read_lines(&mut self, file: File, count: impl Fn(&mut Self, usize)) -> io::Result<()> {
         let mut lines = BufReader::new(file);
         let mut text = Vec::new();
         loop {
@@ -112,7 +126,7 @@ impl Record {
                 // A line that was cut short: whoever writes next begins a new one behind it.
                 return Ok(());
             }
-            self.read += got as u64;
+            count(self, got);
             match serde_json::from_slice(&text) {
                 Ok(line) => self.add(line),
                 // The end of a line that was cut short.
@@ -138,6 +152,8 @@ impl Record {
                 self.mounts
                     .extend(all.chain(unwatched.into_iter().map(|mount| (mount, false))));
             }
+            Line::Base { read } => self.read = read,
+            Line::Touched { path, is_jobs_own } => self.touch_as(path, |_, _| is_jobs_own),
             Line::Job { path, change } => self.job(path, change),
             Line::Other { path, created } => {
                 if created {
@@ -200,13 +216,19 @@ impl Record {
     }
 
     fn touch(&mut self, path: PathBuf, change: JobChange) {
+        // A file may have another name by the time its creation is read, where its folder was renamed.
+        self.touch_as(path, |record, path| {
+            change == JobChange::Created || !record.existed(path)
+        });
+    }
+
+    fn touch_as(&mut self, path: PathBuf, is_jobs_own: impl FnOnce(&Self, &Path) -> bool) {
         let now = self.now;
         if let Some(known) = self.touched.get_mut(&path) {
             known.last = now;
             return;
         }
-        // A file may have another name by the time its creation is read, where its folder was renamed.
-        let is_jobs_own = change == JobChange::Created || !self.existed(&path);
+        let is_jobs_own = is_jobs_own(self, &path);
         let touch = Touch {
             first: now,
             last: now,
@@ -250,6 +272,13 @@ impl Record {
         self.touched.contains_key(path)
     }
 
+    /// Returns the time of the last change of a path, by the job or another program.
+    #[must_use]
+    pub fn last_change(&self, path: &Path) -> Option<usize> {
+        let by_job = self.touched.get(path).map(|touch| touch.last);
+        by_job.max(self.others.get(path).copied())
+    }
+
     /// Returns the time of an image; the beginning for one that the record does not have.
     #[must_use]
     pub fn time_of(&self, image: u64) -> usize {
@@ -290,81 +319,20 @@ impl Record {
     }
 }
 
-impl Since<'_> {
-    /// Returns the reason why changes may be missing at any time; `None` if all are known where a watcher watches.
-    #[must_use]
-    pub fn gap(&self) -> Option<String> {
-        let Some(image) = self.image else {
-            return Some("nobody watched when the image was made".to_owned());
-        };
-        self.record.gap_since(image)
-    }
+/// Returns the paths that the job has changed, by the record in a file.
+///
+/// # Errors
+/// The record cannot be read.
+pub fn changed_by_job(record: &Path) -> io::Result<Vec<PathBuf>> {
+    Ok(Record::open(record)?.touched.into_keys().collect())
+}
 
-    /// Returns true if a change at a time may be missing because the watcher had ended together with the job.
-    #[must_use]
-    pub fn may_miss(&self, changed_ns: i64) -> bool {
-        let mut cuts = self.record.cuts.iter();
-        cuts.any(|(when, (from_ns, until_ns))| {
-            self.image.is_none_or(|image| *when >= image)
-                && (*from_ns..=*until_ns).contains(&changed_ns)
-        })
-    }
-
-    /// Returns true if there is a time at which changes may be missing.
-    #[must_use]
-    pub fn has_cuts(&self) -> bool {
-        let mut cuts = self.record.cuts.iter();
-        cuts.any(|(when, _)| self.image.is_none_or(|image| *when >= image))
-    }
-
-    /// Returns the mount point of a file system that cannot be watched, if the path is on one.
-    #[must_use]
-    pub fn unwatched_mount(&self, path: &Path) -> Option<&Path> {
-        self.record.unwatched_mount(path)
-    }
-
-    /// Returns the paths that the job has touched since, with what is known of them.
-    pub fn touched(&self) -> impl Iterator<Item = (&Path, Touch)> {
-        let image = self.image;
-        let later = move |touch: &Touch| image.is_some_and(|image| touch.last >= image);
-        self.record.touched().filter(move |(_, touch)| later(touch))
-    }
-
-    /// Returns true if the job has touched the path since.
-    #[must_use]
-    pub fn by_job(&self, path: &Path) -> bool {
-        let touch = self.record.touched.get(path);
-        touch
-            .zip(self.image)
-            .is_some_and(|(touch, image)| touch.last >= image)
-    }
-
-    /// Returns true if another program has touched the path since.
-    #[must_use]
-    pub fn by_others(&self, path: &Path) -> bool {
-        let when = self.record.others.get(path);
-        when.zip(self.image)
-            .is_some_and(|(when, image)| *when >= image)
-    }
-
-    /// Returns true if another program has created the path since: it was not there at the image.
-    #[must_use]
-    pub fn is_of_others(&self, path: &Path) -> bool {
-        let when = self.record.created_by_others.get(path);
-        when.zip(self.image)
-            .is_some_and(|(when, image)| *when >= image)
-    }
-
-    /// Returns true if the job had not touched the path before the image.
-    #[must_use]
-    pub fn is_first(&self, touch: &Touch) -> bool {
-        self.image.is_none_or(|image| touch.first >= image)
-    }
-
-    /// Returns true if the path existed at the image and the job had not touched it by then.
-    #[must_use]
-    pub fn was_not_jobs(&self, touch: &Touch) -> bool {
-        !touch.is_jobs_own && self.is_first(touch)
+/// Opens a file for reading, if it is there.
+fn open(path: &Path) -> io::Result<Option<File>> {
+    match File::open(path) {
+        Ok(file) => Ok(Some(file)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
     }
 }
 

@@ -37,6 +37,14 @@ pub(super) enum Line {
         #[serde(default)]
         created: bool,
     },
+    /// The short form of a record begins: it stands for so many bytes of the log.
+    Base { read: u64 },
+    /// In the short form: the job changed a path.
+    Touched {
+        #[serde(with = "path_text")]
+        path: PathBuf,
+        is_jobs_own: bool,
+    },
     /// The names in a folder when the job first changed something in it.
     Names {
         #[serde(with = "path_text")]

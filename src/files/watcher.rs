@@ -23,7 +23,7 @@ use nix::sys::signal::SigSet;
 use super::fanotify::{Batch, Change, Event, Group};
 use super::file_set::{TICK_NS, changed_ns, is_in_memory, modified_ns};
 use super::folder_scan::everything_in;
-use super::marker::DONE;
+use super::marker::{DONE, MARK_BYTES, Mark};
 use super::marks::watch_all;
 use super::passing::Passing;
 use super::record_line::{JobChange, Line};
@@ -129,8 +129,10 @@ struct Watcher {
     group: Group,
     mounts: File,
     ours: Vec<PathBuf>,
-    /// What was written since the last image.
+    /// What was written since the last mark.
     written: HashSet<(PathBuf, Option<JobChange>)>,
+    /// What was written before it, since the last image.
+    earlier: HashSet<(PathBuf, Option<JobChange>)>,
     /// Folders in which the job has changed something.
     folders: HashSet<PathBuf>,
     passing: Passing,
@@ -152,6 +154,7 @@ impl Watcher {
             mounts: File::open("/proc/self/mountinfo")?,
             ours,
             written: HashSet::new(),
+            earlier: HashSet::new(),
             folders: HashSet::new(),
             passing: Passing::default(),
             since_ns: clock::unix_ns() - TICK_NS,
@@ -271,15 +274,18 @@ impl Watcher {
     }
 
     fn mark(&mut self, socket: &UnixStream, log: &mut Log) -> io::Result<()> {
-        let Some(image) = asked(socket)? else {
+        let Some((image, mark)) = asked(socket)? else {
             return Ok(());
         };
         self.drain(log)?;
         self.settle(Passing::all, log);
         log.add(&Line::Image { id: image });
         log.flush()?;
-        self.written.clear();
-        self.since_ns = clock::unix_ns() - TICK_NS;
+        self.earlier.extend(self.written.drain());
+        if mark == Mark::Frozen {
+            self.earlier.clear();
+            self.since_ns = clock::unix_ns() - TICK_NS;
+        }
         (&*socket).write_all(&[DONE])
     }
 
@@ -348,9 +354,10 @@ impl Watcher {
 
     /// Returns true if the job has changed the path since the image.
     fn is_written(&self, path: &Path) -> bool {
-        JobChange::ALL
-            .iter()
-            .any(|change| self.written.contains(&(path.to_owned(), Some(*change))))
+        JobChange::ALL.iter().any(|change| {
+            let line = (path.to_owned(), Some(*change));
+            self.written.contains(&line) || self.earlier.contains(&line)
+        })
     }
 
     /// Writes changes of files down that were held back.
@@ -390,10 +397,17 @@ fn names_in(folder: &Path) -> Vec<OsString> {
 }
 
 /// Returns the image that a mark is asked for; `None` if the supervisor is gone.
-fn asked(socket: &UnixStream) -> io::Result<Option<u64>> {
-    let mut image = [0; 8];
-    match (&*socket).read_exact(&mut image) {
-        Ok(()) => Ok(Some(u64::from_le_bytes(image))),
+fn asked(socket: &UnixStream) -> io::Result<Option<(u64, Mark)>> {
+    let mut request = [0; MARK_BYTES];
+    match (&*socket).read_exact(&mut request) {
+        Ok(()) => {
+            let [mark, image @ ..] = request;
+            let mark = match mark {
+                0 => Mark::Prepared,
+                _ => Mark::Frozen,
+            };
+            Ok(Some((u64::from_le_bytes(image), mark)))
+        }
         // The sandbox ends as well, and says so by standard input.
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
             wait_for_end();

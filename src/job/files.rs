@@ -3,7 +3,7 @@
 //! CRIU records descriptors and offsets, but not a file's content. This list, taken while the tasks are frozen, records
 //! the state of each file.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, Metadata};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
@@ -12,10 +12,10 @@ use std::path::{Path, PathBuf};
 use nix::fcntl::OFlag;
 use nix::sys::statfs::{TMPFS_MAGIC, statfs};
 use procfs::ProcError;
-use procfs::process::MMPermissions;
-use procfs::process::{FDTarget, MMapPath, Process as ProcessEntry};
+use procfs::process::{MMPermissions, MMapPath};
 use serde::{Deserialize, Serialize};
 
+use super::descriptors::{Descriptor, Descriptors};
 use super::obstacles::is_proc_file;
 use super::tree;
 use crate::{checked, path_text};
@@ -128,22 +128,24 @@ pub enum FilesError {
     },
 }
 
-/// Lists the regular files that `pids` (host pids, frozen) have open or mapped, by path.
+/// Lists the regular files that frozen processes with these descriptors have open or mapped, by path.
 ///
 /// Unlinked files are left out: CRIU saves their content. Files of `/proc` are left out: they have none, and the
 /// supervisor's `/proc` has others.
 ///
 /// # Errors
 /// A process has exited.
-pub fn collect(pids: &[i32]) -> Result<Vec<OpenFile>, FilesError> {
-    let mut found = BTreeMap::new();
-    for pid in pids {
-        if has_semaphore(*pid) {
-            return Err(FilesError::Semaphore { pid: *pid });
+pub fn collect(open: &[Descriptors]) -> Result<Vec<OpenFile>, FilesError> {
+    let mut found = Found::default();
+    for one in open {
+        let pid = one.process.host_pid;
+        if one.all.iter().any(is_semaphore) {
+            return Err(FilesError::Semaphore { pid });
         }
-        collect_process(*pid, &mut found)
-            .map_err(|source| FilesError::Process { pid: *pid, source })?;
+        let collected = found.collect(one);
+        collected.map_err(|source| FilesError::Process { pid, source })?;
     }
+    let found = found.files;
     let mut written = found.values().filter(|file| file.written());
     // The supervisor is going to open and change it by this path.
     let is_elsewhere = |file: &&OpenFile| {
@@ -169,144 +171,143 @@ pub fn has_open(pid: i32, prefix: &str) -> bool {
     })
 }
 
-fn collect_process(pid: i32, found: &mut BTreeMap<PathBuf, OpenFile>) -> Result<(), ProcError> {
-    let process = ProcessEntry::new(pid)?;
-    for descriptor in process.fd()? {
-        let descriptor = descriptor?;
-        if let FDTarget::Path(_) = descriptor.target {
-            let link = PathBuf::from(format!("/proc/{pid}/fd/{}", descriptor.fd));
-            // The path as bytes; crate `procfs` has only characters.
-            let Ok(path) = fs::read_link(&link) else {
+/// The files that were found, by path.
+#[derive(Default)]
+struct Found {
+    files: BTreeMap<PathBuf, OpenFile>,
+    /// File systems, by device, and whether they are in memory.
+    in_memory: HashMap<u64, bool>,
+}
+
+impl Found {
+    fn collect(&mut self, open: &Descriptors) -> Result<(), ProcError> {
+        for descriptor in &open.all {
+            let path = &descriptor.target;
+            if !path.is_absolute() || is_proc_file(&descriptor.link, path) {
+                continue;
+            }
+            let Some(metadata) = descriptor.metadata().filter(|it| it.is_file()) else {
                 continue;
             };
-            if is_proc_file(&link, &path) {
+            let usage = Usage::of_descriptor(flags(descriptor)?);
+            if is_deleted(path) {
+                self.note_linked(path, metadata, usage);
+            } else {
+                self.note(path, metadata, usage);
+            }
+        }
+        self.collect_mapped(open.process.host_pid)
+    }
+
+    fn collect_mapped(&mut self, pid: i32) -> Result<(), ProcError> {
+        for map in tree::maps(pid)? {
+            let MMapPath::Path(mut path) = map.pathname else {
+                continue;
+            };
+            let link = || tree::map_link(pid, map.address);
+            if path.to_string_lossy().contains(char::REPLACEMENT_CHARACTER)
+                && let Ok(named) = fs::read_link(link())
+            {
+                path = named;
+            }
+            let usage = Usage::of_mapping(map.perms);
+            if self
+                .files
+                .get(&path)
+                .is_some_and(|known| usage.is_of(known))
+            {
                 continue;
             }
-            let flags = descriptor_flags(pid, descriptor.fd)?;
-            match fs::metadata(link) {
-                Ok(metadata) if is_deleted(&path) => {
-                    note_linked(found, &path, &metadata, Usage::of_descriptor(flags));
+            match fs::metadata(&path) {
+                Ok(metadata) if metadata.ino() == map.inode => self.note(&path, &metadata, usage),
+                Ok(_) | Err(_) => {
+                    if let Ok(metadata) = fs::metadata(link()) {
+                        self.note_linked(&path, &metadata, usage);
+                    }
                 }
-                Ok(metadata) => note(found, &path, &metadata, Usage::of_descriptor(flags)),
-                Err(_) => {}
             }
         }
+        Ok(())
     }
-    for map in tree::maps(pid)? {
-        let MMapPath::Path(mut path) = map.pathname else {
-            continue;
+
+    fn note(&mut self, path: &Path, metadata: &Metadata, usage: Usage) {
+        if !metadata.is_file() || metadata.nlink() == 0 || !path.is_absolute() {
+            return;
+        }
+        let is_in_memory = usage.access > Access::Map
+            && *self
+                .in_memory
+                .entry(metadata.dev())
+                .or_insert_with(|| in_memory(path));
+        let access = usage.access;
+        let file = self
+            .files
+            .entry(path.to_owned())
+            .or_insert_with(|| OpenFile {
+                path: path.to_owned(),
+                access,
+                inode: metadata.ino(),
+                size: metadata.size(),
+                modified_ns: modified_ns(metadata),
+                mode: metadata.mode() & 0o7777,
+                owner: (metadata.uid(), metadata.gid()),
+                in_memory: false,
+                content: None,
+                sample: None,
+                links: Vec::new(),
+                rewrites: false,
+                is_mapped: false,
+            });
+        file.access = file.access.max(access);
+        file.in_memory |= is_in_memory;
+        file.rewrites |= usage.rewrites;
+        file.is_mapped |= usage.is_mapped;
+    }
+
+    /// Notes a file that was opened by a name that it has lost since, but that has other names: the C library creates a
+    /// named semaphore in this way. A file without any name is left out: CRIU saves its content.
+    fn note_linked(&mut self, path: &Path, metadata: &Metadata, usage: Usage) {
+        if !metadata.is_file() || metadata.nlink() == 0 {
+            return;
+        }
+        let entries = path.parent().map(fs::read_dir);
+        let names = entries
+            .into_iter()
+            .flatten()
+            .flatten()
+            .flatten()
+            .map(|entry| entry.path());
+        let same = |path: &PathBuf| {
+            fs::symlink_metadata(path)
+                .is_ok_and(|one| (one.dev(), one.ino()) == (metadata.dev(), metadata.ino()))
         };
-        let link = || tree::map_link(pid, map.address);
-        if path.to_string_lossy().contains(char::REPLACEMENT_CHARACTER)
-            && let Ok(named) = fs::read_link(link())
-        {
-            path = named;
-        }
-        let usage = Usage::of_mapping(map.perms);
-        if found.get(&path).is_some_and(|known| usage.is_of(known)) {
-            continue;
-        }
-        match fs::metadata(&path) {
-            Ok(metadata) if metadata.ino() == map.inode => note(found, &path, &metadata, usage),
-            Ok(_) | Err(_) => {
-                if let Ok(metadata) = fs::metadata(link()) {
-                    note_linked(found, &path, &metadata, usage);
-                }
-            }
+        let (links, names): (Vec<_>, Vec<_>) = names.filter(same).partition(|path| is_helper(path));
+        let Some(name) = names.first().or(links.first()) else {
+            return;
+        };
+        self.note(name, metadata, usage);
+        if let Some(file) = self.files.get_mut(name) {
+            file.links = links;
         }
     }
-    Ok(())
 }
 
-/// Returns true if the process has an eventfd that counts as a semaphore. Kernels before 6.9 do not report it.
-fn has_semaphore(pid: i32) -> bool {
-    let descriptors = ProcessEntry::new(pid).and_then(|process| process.fd());
-    descriptors.is_ok_and(|all| {
-        all.flatten().any(|one| {
-            let path = format!("/proc/{pid}/fdinfo/{}", one.fd);
-            let is_eventfd =
-                matches!(&one.target, FDTarget::AnonInode(name) if name.contains("eventfd"));
-            is_eventfd
-                && fs::read_to_string(path).is_ok_and(|text| text.contains("eventfd-semaphore: 1"))
-        })
-    })
+/// Returns true for an eventfd that counts as a semaphore. Kernels before 6.9 do not report it.
+fn is_semaphore(descriptor: &Descriptor) -> bool {
+    descriptor.is_kernels("eventfd") && descriptor.info().contains("eventfd-semaphore: 1")
 }
 
-fn descriptor_flags(pid: i32, descriptor: i32) -> Result<OFlag, ProcError> {
-    let path = format!("/proc/{pid}/fdinfo/{descriptor}");
-    let text = fs::read_to_string(path).map_err(|error| ProcError::Io(error, None))?;
-    let octal = text
-        .lines()
-        .find_map(|line| line.strip_prefix("flags:"))
-        .unwrap_or_default();
-    let bits = i32::from_str_radix(octal.trim(), 8)
+fn flags(descriptor: &Descriptor) -> Result<OFlag, ProcError> {
+    let mut lines = descriptor.info().lines();
+    let octal = lines.find_map(|line| line.strip_prefix("flags:"));
+    let bits = i32::from_str_radix(octal.unwrap_or_default().trim(), 8)
         .map_err(|error| ProcError::Other(error.to_string()))?;
     Ok(OFlag::from_bits_truncate(bits))
-}
-
-fn note(found: &mut BTreeMap<PathBuf, OpenFile>, path: &Path, metadata: &Metadata, usage: Usage) {
-    if !metadata.is_file() || metadata.nlink() == 0 || !path.is_absolute() {
-        return;
-    }
-    let access = usage.access;
-    let file = found.entry(path.to_owned()).or_insert_with(|| OpenFile {
-        path: path.to_owned(),
-        access,
-        inode: metadata.ino(),
-        size: metadata.size(),
-        modified_ns: modified_ns(metadata),
-        mode: metadata.mode() & 0o7777,
-        owner: (metadata.uid(), metadata.gid()),
-        in_memory: access > Access::Map && in_memory(path),
-        content: None,
-        sample: None,
-        links: Vec::new(),
-        rewrites: false,
-        is_mapped: false,
-    });
-    file.rewrites |= usage.rewrites;
-    file.is_mapped |= usage.is_mapped;
-    if access > file.access {
-        file.access = access;
-        file.in_memory = access > Access::Map && in_memory(path);
-    }
 }
 
 /// Returns the time of the last change of content, in nanoseconds since 1970.
 pub(super) fn modified_ns(metadata: &Metadata) -> i64 {
     metadata.mtime() * 1_000_000_000 + metadata.mtime_nsec()
-}
-
-/// Notes a file that was opened by a name that it has lost since, but that has other names: the C library creates a
-/// named semaphore in this way. A file without any name is left out: CRIU saves its content.
-fn note_linked(
-    found: &mut BTreeMap<PathBuf, OpenFile>,
-    path: &Path,
-    metadata: &Metadata,
-    usage: Usage,
-) {
-    if !metadata.is_file() || metadata.nlink() == 0 {
-        return;
-    }
-    let entries = path.parent().map(fs::read_dir);
-    let names = entries
-        .into_iter()
-        .flatten()
-        .flatten()
-        .flatten()
-        .map(|entry| entry.path());
-    let same = |path: &PathBuf| {
-        fs::symlink_metadata(path)
-            .is_ok_and(|one| (one.dev(), one.ino()) == (metadata.dev(), metadata.ino()))
-    };
-    let (links, names): (Vec<_>, Vec<_>) = names.filter(same).partition(|path| is_helper(path));
-    let Some(name) = names.first().or(links.first()) else {
-        return;
-    };
-    note(found, name, metadata, usage);
-    if let Some(file) = found.get_mut(name) {
-        file.links = links;
-    }
 }
 
 /// Returns true if `/proc` marks the name as deleted.
@@ -409,7 +410,8 @@ mod tests {
 
         let me = i32::try_from(std::process::id()).unwrap();
         // Other tests of this process close files meanwhile.
-        let mut files = (0..100).find_map(|_| collect(&[me]).ok()).unwrap();
+        let look = || collect(&[Descriptors::of(me).ok()?]).ok();
+        let mut files = (0..100).find_map(|_| look()).unwrap();
         sample_appended(&mut files);
         let of = |path: &Path| files.iter().find(|file| file.path == path);
         assert_eq!(

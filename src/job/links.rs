@@ -25,6 +25,7 @@ use procfs::process::MMapPath;
 
 use crate::clock;
 
+use super::descriptors::Descriptors;
 use super::files::{LINK_PREFIX, OpenFile, is_deleted};
 use super::rewind::error::{RewindError, system};
 use super::tree;
@@ -69,11 +70,11 @@ pub struct DumpLock {
 }
 
 impl DumpLock {
-    /// Takes the lock for a dump of these processes (host pids). Waits while other jobs dump or restore there, for a
+    /// Takes the lock for a dump of processes with these descriptors. Waits while other jobs dump or restore there, for a
     /// limited time.
     #[must_use]
-    pub fn to_dump(pids: &[i32]) -> Self {
-        let found: Vec<_> = pids.iter().flat_map(|pid| renamed(*pid)).collect();
+    pub fn to_dump(open: &[Descriptors]) -> Self {
+        let found: Vec<_> = open.iter().flat_map(renamed).collect();
         let own = found.iter().map(|(_, identity)| *identity).collect();
         let folders = found.into_iter().map(|(folder, _)| folder).collect();
         Self::take(folders, &own, DUMP_WAIT)
@@ -247,12 +248,18 @@ fn give_back(folder: &Path) {
     }
 }
 
+/// Returns true if frozen processes have files for which CRIU makes links.
+#[must_use]
+pub fn have_renamed(open: &[Descriptors]) -> bool {
+    open.iter().any(|one| !renamed(one).is_empty())
+}
+
 /// Returns the files that a process opened by a name that they have lost, but that have another name, with their
 /// folders: CRIU will link them.
-fn renamed(pid: i32) -> Vec<(PathBuf, Identity)> {
-    let descriptors = fs::read_dir(format!("/proc/{pid}/fd"));
-    let descriptors = descriptors.into_iter().flatten().flatten();
-    let opened = descriptors.filter_map(|one| Some((fs::read_link(one.path()).ok()?, one.path())));
+fn renamed(open: &Descriptors) -> Vec<(PathBuf, Identity)> {
+    let pid = open.process.host_pid;
+    let opened = open.all.iter();
+    let opened = opened.map(|one| (one.target.clone(), one.link.clone()));
     let maps = tree::maps(pid);
     let maps = maps.into_iter().flatten();
     let mapped = maps.filter_map(|map| match map.pathname {
@@ -316,6 +323,10 @@ mod tests {
             i32::try_from(self.process.id()).unwrap()
         }
 
+        fn open(&self) -> Descriptors {
+            Descriptors::of(self.pid()).unwrap()
+        }
+
         fn path(&self, name: &str) -> PathBuf {
             self.folder.path().join(name)
         }
@@ -340,17 +351,18 @@ mod tests {
         let _files = [File::create(named).unwrap(), File::create(&gone).unwrap()];
         fs::remove_file(gone).unwrap();
         let me = i32::try_from(std::process::id()).unwrap();
-        assert!(renamed(me).iter().all(|(one, _)| one != folder.path()));
+        let mine = renamed(&Descriptors::of(me).unwrap());
+        assert!(mine.iter().all(|(one, _)| one != folder.path()));
     }
 
     #[test]
     fn dumps_and_restores_of_files_in_one_folder_follow_one_another() {
         let holder = Holder::start();
         let second = holder.path("second");
-        let mut files = super::super::collect(&[holder.pid()]).unwrap();
+        let mut files = super::super::collect(&[holder.open()]).unwrap();
         files.retain(|file| file.path == second);
         files[0].links = vec![holder.path("link_remap.7")];
-        let turn = DumpLock::to_dump(&[holder.pid()]);
+        let turn = DumpLock::to_dump(&[holder.open()]);
         assert!(holder.is_in(&turn));
         let (done, waits) = channel();
         std::thread::scope(|scope| {
@@ -437,7 +449,7 @@ mod tests {
         .unwrap();
         fs::write(path("link_remap.x"), "no link").unwrap();
         fs::hard_link(path("second"), path("link_remap.3")).unwrap();
-        let turn = DumpLock::to_dump(&[holder.pid()]);
+        let turn = DumpLock::to_dump(&[holder.open()]);
         let there = |names: [&str; 4]| names.map(|name| path(name).exists());
         let names = [
             "link_remap.1",

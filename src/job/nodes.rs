@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use super::descriptors::Descriptors;
 use super::files::{OpenFile, is_deleted};
 use crate::{checked, path_text};
 pub(super) use bound::Borrower;
@@ -67,18 +68,19 @@ impl NodeKind {
     }
 }
 
-/// Lists the nodes that a restore of `pids` (host pids, frozen) and of the `files` that they write needs, by path.
+/// Lists the nodes that a restore of frozen processes, which have `open` open, and of the `files` that they write needs,
+/// by path.
 ///
 /// Nodes without a name are left out, because CRIU restores them by itself. Nodes that cannot be inspected are left out
 /// too: the restore needs them only if they are missing by then.
 #[must_use]
-pub fn needed(pids: &[i32], files: &[OpenFile]) -> Vec<Node> {
+pub fn needed(open: &[Descriptors], files: &[OpenFile]) -> Vec<Node> {
     let mut recording = Recording::default();
     for file in files.iter().filter(|file| file.written()) {
         recording.add_parent(&file.path);
     }
-    for pid in pids {
-        recording.add_process(*pid);
+    for one in open {
+        recording.add_process(one);
     }
     if recording.nodes.len() >= NODES_MAX {
         tracing::warn!(
@@ -97,42 +99,44 @@ struct Recording {
 }
 
 impl Recording {
-    fn add_process(&mut self, pid: i32) {
+    fn add_process(&mut self, open: &Descriptors) {
+        let pid = open.process.host_pid;
         for link in ["cwd", "root"] {
-            self.add_link(&PathBuf::from(format!("/proc/{pid}/{link}")));
+            let link = format!("/proc/{pid}/{link}");
+            if let (Ok(path), Ok(metadata)) = (fs::read_link(&link), fs::metadata(&link)) {
+                self.add_named(&path, &metadata);
+            }
         }
         let borrower = Borrower::new(pid);
-        let descriptors = fs::read_dir(format!("/proc/{pid}/fd"));
-        for descriptor in descriptors.into_iter().flatten().flatten() {
-            let link = descriptor.path();
-            let Ok(target) = fs::read_link(&link) else {
-                continue;
-            };
-            let is_socket = is_socket(&target);
+        for descriptor in &open.all {
+            let target = &descriptor.target;
+            let is_socket = is_socket(target);
             if !(is_socket || target.is_absolute())
                 || !self.seen.insert(target.clone().into_os_string())
             {
                 continue;
             }
-            if is_deleted(&target) {
+            if is_deleted(target) {
                 // CRIU makes the file anew in its folder for a moment.
-                self.add_parent(&target);
+                self.add_parent(target);
             } else if !is_socket {
-                self.add_link(&link);
-            } else if let Some(path) = borrower.as_ref().and_then(|it| it.path_of(&link)) {
+                if let Some(metadata) = descriptor.metadata() {
+                    self.add_named(target, metadata);
+                }
+            } else if let Some(path) = borrower
+                .as_ref()
+                .and_then(|it| it.bound_path(descriptor.number))
+            {
                 self.add_parent(&path);
             }
         }
     }
 
-    /// Adds the target of a link in `/proc`, if it still has the name in the link.
-    fn add_link(&mut self, link: &Path) {
-        let (Ok(path), Ok(metadata)) = (fs::read_link(link), fs::metadata(link)) else {
-            return;
-        };
-        if let Some(kind) = NodeKind::of(&metadata).filter(|_| has_name(&metadata, &path)) {
-            self.add_parent(&path);
-            self.add(&path, kind, &metadata);
+    /// Adds what has this path, or had it when it was opened.
+    fn add_named(&mut self, path: &Path, metadata: &Metadata) {
+        if let Some(kind) = NodeKind::of(metadata).filter(|_| has_name(metadata, path)) {
+            self.add_parent(path);
+            self.add(path, kind, metadata);
         }
     }
 

@@ -22,7 +22,7 @@ use std::net::{SocketAddr, TcpListener};
 use procfs::ProcError;
 use serde::{Deserialize, Serialize};
 
-use super::Process;
+use super::Descriptors;
 use super::obstacles::Obstacle;
 use diagnosis::{Diagnosis, Found, Which};
 pub(super) use kinds::find_unknown_kind;
@@ -97,14 +97,14 @@ pub enum SocketsError {
 }
 
 impl Sockets {
-    /// Records the TCP sockets of `processes`, which share one network namespace.
+    /// Records the TCP sockets among `open`, of processes that share one network namespace.
     ///
     /// # Errors
     /// A process has exited, or a connection is in a state that no image can hold.
-    pub fn record(processes: &[Process], backlog: Backlog) -> Result<Self, SocketsError> {
-        let table = TcpTable::read(processes)?;
+    pub fn record(open: &[Descriptors], backlog: Backlog) -> Result<Self, SocketsError> {
+        let table = TcpTable::read(open)?;
         table.check_other_ends()?;
-        table.check_datagrams(processes)?;
+        table.check_datagrams(open)?;
         match backlog {
             Backlog::Dropped => {}
             Backlog::Refused => table.check_backlog()?,

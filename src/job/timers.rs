@@ -15,10 +15,9 @@ use nix::errno::Errno;
 use nix::libc;
 use nix::sys::time::TimeSpec;
 use nix::sys::timerfd::{Expiration, TimerFd, TimerSetTimeFlags};
-use procfs::ProcError;
-use procfs::process::{FDTarget, Process as ProcessEntry};
 use serde::{Deserialize, Serialize};
 
+use super::descriptors::Descriptors;
 use super::tree::Process;
 use crate::checked;
 
@@ -38,18 +37,9 @@ pub struct Timer {
     pub descriptor: i32,
 }
 
-/// The reason why a timer could not be recorded or armed again.
+/// The reason why a timer could not be armed again.
 #[derive(Debug, thiserror::Error)]
 pub enum TimersError {
-    /// `/proc` of a process could not be read.
-    #[error("cannot list the timers of process {pid}")]
-    Process {
-        /// Pid as the host sees it.
-        pid: i32,
-        /// The reason.
-        #[source]
-        source: ProcError,
-    },
     /// A restored timer is stopped and cannot be armed.
     #[error("cannot start timer {descriptor} of process {pid} again")]
     Arm {
@@ -63,25 +53,22 @@ pub enum TimersError {
     },
 }
 
-/// Lists the periodic timers of `processes` (frozen) that have expired unread.
-///
-/// # Errors
-/// A process has exited.
-pub fn rung_timers(processes: &[Process]) -> Result<Vec<Timer>, TimersError> {
+/// Lists the periodic timers of frozen processes that have expired unread up to now.
+#[must_use]
+pub fn rung_timers(open: &[Descriptors]) -> Vec<Timer> {
     let mut found = Vec::new();
-    for process in processes {
-        let pid = process.host_pid;
-        let descriptors = timers_of(pid).map_err(|source| TimersError::Process { pid, source })?;
-        for descriptor in descriptors {
-            if state(pid, descriptor).is_ok_and(|state| state.stopped() && state.ticks > 0) {
+    for Descriptors { process, all } in open {
+        for descriptor in all.iter().filter(|one| one.is_kernels("timerfd")) {
+            let text = descriptor.present_info().unwrap_or_default();
+            if State::parse(&text).is_some_and(|state| state.stopped() && state.ticks > 0) {
                 found.push(Timer {
                     pid: process.pid,
-                    descriptor,
+                    descriptor: descriptor.number,
                 });
             }
         }
     }
-    Ok(found)
+    found
 }
 
 /// Arms these timers again in the restored `processes`: they next expire after one period.
@@ -100,17 +87,6 @@ pub fn arm_timers(timers: &[Timer], processes: &[Process]) -> Result<(), TimersE
         }
     }
     Ok(())
-}
-
-fn timers_of(pid: i32) -> Result<Vec<i32>, ProcError> {
-    let mut found = Vec::new();
-    for descriptor in ProcessEntry::new(pid)?.fd()? {
-        let descriptor = descriptor?;
-        if matches!(&descriptor.target, FDTarget::AnonInode(kind) if kind.contains("timerfd")) {
-            found.push(descriptor.fd);
-        }
-    }
-    Ok(found)
 }
 
 /// The state of a timer in `/proc`; seconds and nanoseconds.
@@ -201,20 +177,16 @@ mod tests {
         let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, TimerFlags::TFD_CLOEXEC).unwrap();
         let descriptor = timer.as_fd().as_raw_fd();
         let pid = i32::try_from(std::process::id()).unwrap();
-        let me = Process {
-            host_pid: pid,
-            pid,
-            resident: 0,
-        };
+        let rung = || rung_timers(&[Descriptors::of(pid).unwrap()]);
         let mine = Timer { pid, descriptor };
-        assert!(!rung_timers(&[me]).unwrap().contains(&mine));
+        assert!(!rung().contains(&mine));
         let period = TimeSpec::new(0, 1_000_000);
         timer
             .set(Expiration::Interval(period), TimerSetTimeFlags::empty())
             .unwrap();
         let mut watched = [PollFd::new(timer.as_fd(), PollFlags::POLLIN)];
         poll(&mut watched, PollTimeout::NONE).unwrap();
-        assert!(rung_timers(&[me]).unwrap().contains(&mine));
+        assert!(rung().contains(&mine));
     }
 
     #[test]

@@ -50,7 +50,8 @@ impl Look {
         let open = self
             .host_pids
             .iter()
-            .filter_map(|pid| job::collect(&[*pid]).ok());
+            .filter_map(|pid| job::Descriptors::of(*pid).ok())
+            .filter_map(|open| job::collect(&[open]).ok());
         Files::of(&open.flatten().collect::<Vec<_>>())
     }
 }

@@ -2,14 +2,11 @@
 //! the earlier ones.
 
 use std::collections::BTreeSet;
-use std::fs::File;
-use std::io::{self, BufRead, BufReader};
-use std::path::{Path, PathBuf};
-
-use serde::Deserialize;
+use std::io;
+use std::path::Path;
 
 use super::folder_content::FolderContent;
-use crate::path_text;
+use crate::files;
 
 /// Record of the job's changes, in the store of a trial.
 const RECORD: &str = "files.log";
@@ -18,34 +15,11 @@ const CACHE: &str = "__pycache__";
 /// Maximum number of files in a message.
 const NAMED_MAX: usize = 3;
 
-/// Line of the record about a change by the job.
-#[derive(Deserialize)]
-struct Line {
-    job: Option<Change>,
-}
-
-#[derive(Deserialize)]
-struct Change {
-    #[serde(with = "path_text")]
-    path: PathBuf,
-}
-
-/// Returns the files outside of `folders` that the job wrote, with their present content. Files that no longer exist
-/// are left out.
+/// Reads which files outside of `folders` the job wrote, and what they are now. A file that no longer exists is left
+/// out.
 pub(super) fn written_outside(store: &Path, folders: [&Path; 2]) -> io::Result<FolderContent> {
-    let record = match File::open(store.join(RECORD)) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            return Ok(FolderContent::default());
-        }
-        record => record?,
-    };
     let mut paths = BTreeSet::new();
-    for line in BufReader::new(record).split(b'\n') {
-        // The last line of the record may be incomplete.
-        let Ok(Line { job: Some(change) }) = serde_json::from_slice(&line?) else {
-            continue;
-        };
-        let path = change.path;
+    for path in files::changed_by_job(&store.join(RECORD))? {
         let is_inside = folders.iter().any(|folder| path.starts_with(folder));
         let is_cache = path.components().any(|part| part.as_os_str() == CACHE);
         let is_file = || path.symlink_metadata().is_ok_and(|found| found.is_file());

@@ -39,6 +39,20 @@ impl Spot {
         })
     }
 
+    /// Returns the spot of another path. Its folder is opened only if it is another one.
+    ///
+    /// # Errors
+    /// As [`Spot::of`].
+    pub fn turned_to(self, path: &Path) -> io::Result<Self> {
+        match path.file_name() {
+            Some(name) if path.parent() == Some(&self.parent) => Ok(Self {
+                name: name.into(),
+                ..self
+            }),
+            _ => Self::of(path),
+        }
+    }
+
     /// Returns a path to the name through the open folder, by the kernel's link in /proc. The name itself may be a
     /// link, so operations on it must not follow links.
     pub fn path(&self) -> PathBuf {

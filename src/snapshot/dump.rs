@@ -13,14 +13,14 @@ use nix::unistd::Pid;
 use super::criu_dump::CriuDump;
 use super::criu_log::CriuLog;
 use super::error::SnapshotError;
-use super::job_facts::Recorded;
-use super::kept_files::Keeping;
+use super::job_facts::{Opened, Recorded};
+use super::kept_files::{Beforehand, Keeping};
 use super::take_snapshot::{Snapshotted, Subject};
 use crate::clock;
 use crate::config;
 use crate::criu::Captured;
 use crate::gpu::inherited_devices::InheritedDevices;
-use crate::job::{self, Process, TreeError, When};
+use crate::job::{self, Descriptors, Process, TreeError, When};
 use crate::run::gpu_facts::CudaFacts;
 use crate::run::image_facts::{ImageFacts, Stopwatch};
 use crate::run::progress::Step;
@@ -41,12 +41,21 @@ pub(crate) struct Dump<'a> {
     writer: Mutex<Option<ImageWriter>>,
     network: Mutex<Option<Network>>,
     recorded: Mutex<Option<Recorded>>,
+    beforehand: Mutex<Option<Beforehand>>,
     keeping: Mutex<Option<Keeping>>,
     image: ImageId,
     /// The lock, held until CRIU has exited.
     turn: Mutex<Option<job::DumpLock>>,
     /// CRIU's log, once CRIU has exited.
     log: OnceLock<Arc<CriuLog>>,
+}
+
+/// The record of what the tasks have open.
+enum Looking<T> {
+    /// It is made while CRIU dumps.
+    Now(T),
+    /// It is made when CRIU has dumped: CRIU makes links to files that have lost their names, which belong to it.
+    Later(Vec<Descriptors>),
 }
 
 /// The job's sockets, as they were when the tasks had just been frozen.
@@ -61,7 +70,7 @@ impl<'a> Dump<'a> {
         subject: Subject<'a>,
         root: i32,
         inherited: InheritedDevices,
-        writer: ImageWriter,
+        (writer, beforehand): (ImageWriter, Beforehand),
         turn: job::DumpLock,
     ) -> Self {
         Self {
@@ -69,6 +78,7 @@ impl<'a> Dump<'a> {
             root,
             inherited,
             image: writer.id(),
+            beforehand: Mutex::new(Some(beforehand)),
             keeping: Mutex::default(),
             writer: Mutex::new(Some(writer)),
             network: Mutex::default(),
@@ -87,14 +97,31 @@ impl<'a> Dump<'a> {
         self.context().ongoing.step(Step::Dump);
         let mut before = job::tree(self.root).unwrap_or_default();
         before.retain(|process| job::is_alive(process.host_pid));
-        let dumped = criu_dump.run(
-            |name, pipe| self.receive(name, pipe),
-            || self.look_at_frozen(),
-            || {
-                self.record()?;
-                while_frozen(self)
-            },
-        );
+        let dumped = thread::scope(|scope| {
+            let looking = Mutex::new(None);
+            criu_dump.run(
+                |name, pipe| self.receive(name, pipe),
+                || {
+                    let open = self.still_network()?;
+                    *locked(&looking) = Some(if job::have_renamed(&open) {
+                        Looking::Later(open)
+                    } else {
+                        Looking::Now(scope.spawn(move || self.look(open)))
+                    });
+                    Ok(())
+                },
+                || {
+                    let looked = match taken(&looking)? {
+                        Looking::Later(open) => self.look(open),
+                        Looking::Now(thread) => {
+                            thread.join().map_err(|_| SnapshotError::Panicked)?
+                        }
+                    };
+                    self.record(looked?)?;
+                    while_frozen(self)
+                },
+            )
+        });
         drop(locked(&self.network).take());
         drop(locked(&self.turn).take());
         self.log.get_or_init(|| dumped.log);
@@ -188,38 +215,48 @@ impl<'a> Dump<'a> {
         Ok(writer.stream(name)?)
     }
 
-    /// Looks at the frozen tasks before CRIU does, records their sockets, and holds back what is on its way between them.
-    fn look_at_frozen(&self) -> Result<(), SnapshotError> {
+    /// Records the sockets of the frozen tasks before CRIU reads them, and holds back packets between them. Returns the
+    /// open descriptors of the tasks.
+    fn still_network(&self) -> Result<Vec<Descriptors>, SnapshotError> {
         let processes = job::tree(self.root)?;
-        let job = self.subject.job;
-        if !job.lives(&processes) {
+        if !self.subject.job.lives(&processes) {
             // CRIU also dumps a zombie, or a pending signal that is about to end a process; a restore would only repeat
             // the same crash.
             return Err(SnapshotError::Ended);
         }
-        // Again, because nothing changes any more.
-        refuse_obstacles(job, &processes, When::Frozen)?;
-        let sockets = job::Sockets::record(&processes, backlog(self.context()))?;
+        let open = Descriptors::of_all(&processes)?;
+        let sockets = job::Sockets::record(&open, backlog(self.context()))?;
         let lock = sockets.hold_for_dump()?;
         *locked(&self.network) = Some(Network {
             sockets,
             _lock: lock,
         });
-        Ok(())
+        Ok(open)
     }
 
-    /// Records the facts that CRIU does not: sizes and contents of files, positions of the standard streams.
-    fn record(&self) -> Result<(), SnapshotError> {
+    /// Checks the frozen tasks again, because nothing changes any more, and records what they have open: sizes and
+    /// contents of files.
+    fn look(&self, open: Vec<Descriptors>) -> Result<(Opened, Keeping), SnapshotError> {
+        let processes = job::tree(self.root)?;
+        refuse_obstacles(self.subject.job, &processes, &open, When::Frozen)?;
+        let opened = Opened::record(open)?;
+        let uses = opened.written();
+        let beforehand = taken(&self.beforehand)?;
+        let keeping = Keeping::begin(self.context(), self.image, &uses, beforehand)?;
+        drop(uses);
+        Ok((opened, keeping))
+    }
+
+    /// Records the other facts that CRIU does not, such as positions of the standard streams.
+    fn record(&self, (opened, keeping): (Opened, Keeping)) -> Result<(), SnapshotError> {
         let processes = job::tree(self.root)?;
         self.inherited.check(&processes)?;
         // Locked only for the mark: no other thread waits for the streams while file contents are read.
         let mark = || locked(self.subject.streams).mark();
         let network = taken(&self.network)?;
-        let recorded = Recorded::take(processes, network.sockets.clone(), mark)?;
-        let open = recorded.written();
-        let keeping = Keeping::begin(self.context(), self.image, &open, |name| self.stream(name))?;
-        *locked(&self.keeping) = Some(keeping);
+        let recorded = Recorded::take(processes, opened, network.sockets.clone(), mark)?;
         *locked(&self.recorded) = Some(recorded);
+        *locked(&self.keeping) = Some(keeping);
         // CRIU has dumped all sockets.
         drop(network);
         Ok(())
@@ -279,9 +316,10 @@ impl<'a> Dump<'a> {
 pub(super) fn refuse_obstacles(
     job: &Job,
     processes: &[Process],
+    open: &[Descriptors],
     when: When,
 ) -> Result<(), SnapshotError> {
-    match job::find_obstacle(job.sandbox.pid(), processes, when)? {
+    match job::find_obstacle(job.sandbox.pid(), processes, open, when)? {
         Some(obstacle) => Err(obstacle.into()),
         None => Ok(()),
     }

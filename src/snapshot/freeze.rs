@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use super::criu_dump::CriuDump;
 use super::dump::Dump;
 use super::error::SnapshotError;
+use super::kept_files::Beforehand;
 use super::paused::Paused;
 use super::take_snapshot::{Snapshotted, Subject};
 use crate::clock;
@@ -59,7 +60,7 @@ impl<'a> Frozen<'a> {
         subject: Subject<'a>,
         root: i32,
         (gpu, resident_plan): (Option<&Gpu<'_>>, Option<ResidentPlan>),
-        writer: ImageWriter,
+        (writer, beforehand): (ImageWriter, Beforehand),
         mut watch: Stopwatch,
         begun: Instant,
     ) -> Result<(Self, CriuDump<'a>), NotFrozen> {
@@ -103,7 +104,7 @@ impl<'a> Frozen<'a> {
             (suspended.pids().to_vec(), facts)
         });
         let frozen = Self {
-            dump: Dump::new(subject, root, inherited, writer, turn),
+            dump: Dump::new(subject, root, inherited, (writer, beforehand), turn),
             subject,
             suspended,
             transfer: transfer.flatten(),
@@ -242,6 +243,5 @@ impl<'a> Frozen<'a> {
 /// Takes the lock for creating CRIU's links in folders that other jobs use too.
 fn turn(root: i32) -> job::DumpLock {
     let processes = job::tree(root).unwrap_or_default();
-    let pids: Vec<i32> = processes.iter().map(|process| process.host_pid).collect();
-    job::DumpLock::to_dump(&pids)
+    job::DumpLock::to_dump(&job::Descriptors::of_present(&processes))
 }

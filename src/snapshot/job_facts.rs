@@ -7,50 +7,29 @@ use std::time::Duration;
 use super::error::SnapshotError;
 use super::take_snapshot::Subject;
 use crate::files::{OpenUse, OpenUses};
-use crate::job::{self, Node, OpenFile, Process};
+use crate::job::{self, Descriptors, Node, OpenFile, Process};
 use crate::run::gpu_facts::CudaFacts;
 use crate::run::image_facts::ImageFacts;
 use crate::run::machine;
 use crate::run::streams::Marks;
 use crate::sandbox::Isolation;
 
-/// The recorded facts.
-pub(crate) struct Recorded {
-    processes: Vec<Process>,
-    accounts: Vec<job::ProcessAccount>,
+/// The facts about what the processes have open. It takes time to record them, which CRIU needs as well.
+pub(crate) struct Opened {
+    descriptors: Vec<Descriptors>,
     files: Vec<OpenFile>,
     nodes: Vec<Node>,
-    users: Vec<u32>,
-    sockets: job::Sockets,
-    timers: Vec<job::Timer>,
-    huge_pages: bool,
-    attributes: Vec<job::ThreadAttributes>,
-    streams: Marks,
 }
 
-impl Recorded {
-    /// Records all facts; the standard streams are marked last. `sockets` were recorded when the tasks had just been
-    /// frozen.
-    pub fn take(
-        processes: Vec<Process>,
-        sockets: job::Sockets,
-        mark: impl FnOnce() -> io::Result<Marks>,
-    ) -> Result<Self, SnapshotError> {
-        let pids: Vec<i32> = processes.iter().map(|process| process.host_pid).collect();
-        let mut files = job::collect(&pids)?;
-        let timers = job::rung_timers(&processes)?;
+impl Opened {
+    /// Records what frozen processes have open.
+    pub fn record(descriptors: Vec<Descriptors>) -> Result<Self, SnapshotError> {
+        let mut files = job::collect(&descriptors)?;
         job::sample_appended(&mut files);
         Ok(Self {
-            accounts: job::account(&processes),
-            huge_pages: job::have_huge_pages(&processes),
-            attributes: job::record_attributes(&processes),
-            processes,
-            nodes: job::needed(&pids, &files),
-            users: job::users(&pids),
+            nodes: job::needed(&descriptors, &files),
+            descriptors,
             files,
-            sockets,
-            timers,
-            streams: mark().map_err(SnapshotError::Prepare)?,
         })
     }
 
@@ -65,6 +44,44 @@ impl Recorded {
             (file.path.as_path(), open)
         });
         uses.collect()
+    }
+}
+
+/// The recorded facts.
+pub(crate) struct Recorded {
+    processes: Vec<Process>,
+    accounts: Vec<job::ProcessAccount>,
+    opened: Opened,
+    users: Vec<u32>,
+    sockets: job::Sockets,
+    timers: Vec<job::Timer>,
+    huge_pages: bool,
+    attributes: Vec<job::ThreadAttributes>,
+    streams: Marks,
+}
+
+impl Recorded {
+    /// Records all other facts; the standard streams are marked last. `sockets` were recorded when the tasks had just
+    /// been frozen.
+    pub fn take(
+        processes: Vec<Process>,
+        opened: Opened,
+        sockets: job::Sockets,
+        mark: impl FnOnce() -> io::Result<Marks>,
+    ) -> Result<Self, SnapshotError> {
+        let pids: Vec<i32> = processes.iter().map(|process| process.host_pid).collect();
+        Ok(Self {
+            accounts: job::account(&processes),
+            huge_pages: job::have_huge_pages(&processes),
+            attributes: job::record_attributes(&processes),
+            processes,
+            users: job::users(&pids),
+            // A timer may ring while the job is frozen: CRIU has looked at it before.
+            timers: job::rung_timers(&opened.descriptors),
+            opened,
+            sockets,
+            streams: mark().map_err(SnapshotError::Prepare)?,
+        })
     }
 
     /// Returns the image's facts: the recorded facts and the job's identity, with its CUDA processes, which `cuda`
@@ -109,10 +126,10 @@ impl Recorded {
             isolated: job.sandbox.isolation() == Isolation::Namespaces,
             cuda,
             streams: self.streams,
-            files: self.files,
+            files: self.opened.files,
             huge_pages: self.huge_pages,
             kept: None,
-            nodes: self.nodes,
+            nodes: self.opened.nodes,
             users: self.users,
             sockets: self.sockets,
             timers: self.timers,

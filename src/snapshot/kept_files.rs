@@ -1,8 +1,9 @@
 //! Copies of the files that the job writes, on their way into the image.
 //!
 //! ```text
-//! job frozen:        changed files → contents, until files.freeze has passed; large files → clones or links
-//! the job computes:  the other files, each checked afterwards → contents of earlier images → list
+//! before:            what changed so far → contents
+//! job frozen:        what changed → contents, until files.freeze has passed; large files → clones or links
+//! the job computes:  the rest, each checked afterwards → contents of earlier images → list
 //! ```
 
 use std::collections::{BTreeSet, HashSet};
@@ -18,8 +19,10 @@ use nix::libc;
 use super::error::SnapshotError;
 use crate::clock;
 use crate::files::{
-    Changes, Content, Kept, KeptFile, KeptFiles, Kind, OpenUses, Unkept, Writer, is_in_memory,
+    Changes, Content, Kept, KeptFile, KeptFiles, Kind, OpenUses, SoFar, Unkept, Writer,
+    is_in_memory,
 };
+use crate::job::{self, Descriptors, OpenFile};
 use crate::run::image_facts::{KEPT_LIST, kept_stream};
 use crate::run::run_context::RunContext;
 use crate::safe_path::Spot;
@@ -32,19 +35,111 @@ const STREAMS_MAX: usize = 32;
 /// little work done.
 const ALWAYS_BYTES: u64 = 64 << 20;
 
-/// Files of an image under construction.
+/// Time since the last change after which a file that is open for writing is copied before the freeze.
+const QUIET_NS: i64 = 1_000_000_000;
+
+/// The files of an image in the making.
 pub(crate) struct Keeping {
     changes: Changes,
     image: ImageId,
-    stream: StreamWriter,
-    name: String,
-    /// Bytes in the stream.
-    offset: u64,
-    /// Positions of the changed files that are not copied yet.
+    contents: Contents,
+    /// Bytes that were copied before the job was frozen.
+    beforehand_bytes: u64,
+    /// Positions of the changed files that are still to be copied.
     later: Vec<usize>,
     unread: usize,
     frozen_ns: i64,
     freeze_seconds: f64,
+}
+
+/// The contents in an image's own stream.
+struct Contents {
+    stream: StreamWriter,
+    name: String,
+    /// Bytes in the stream.
+    offset: u64,
+}
+
+impl Contents {
+    /// Copies a content into the stream. A file that cannot be read, or is not the one that was listed, is left out.
+    fn copy(&mut self, path: &Path, file: &mut KeptFile) -> Result<(), SnapshotError> {
+        let identity = file.identity;
+        let Kind::File { size, content } = &mut file.kind else {
+            return Ok(());
+        };
+        let source = match open(path) {
+            Ok((source, found)) if found == identity => source,
+            Ok(_) => return Ok(()),
+            Err(_) => {
+                *content = Content::Unkept(Unkept::Unreadable);
+                return Ok(());
+            }
+        };
+        let offset = self.offset;
+        let copied = self.stream.copy_from(&mut source.take(*size))?;
+        self.offset += copied;
+        if copied == *size {
+            *content = Content::Kept {
+                stream: self.name.clone(),
+                offset,
+            };
+        }
+        Ok(())
+    }
+}
+
+/// What is copied before the job is frozen.
+pub(crate) struct Beforehand {
+    contents: Contents,
+    so_far: Option<SoFar>,
+}
+
+impl Beforehand {
+    /// Lists what has changed so far and copies it while the job computes. What changes afterwards is copied again, so that
+    /// files which the job writes just now are left: `open` is all that it has open.
+    pub fn copy(
+        context: &RunContext,
+        writer: &ImageWriter,
+        open: &[Descriptors],
+    ) -> Result<Self, SnapshotError> {
+        let mut beforehand = Self::nothing(writer)?;
+        let mut so_far = context.files.changes_so_far(writer.id().number());
+        let open = job::collect(open).unwrap_or_default();
+        let now_ns = clock::unix_ns();
+        let is_busy = |file: &&OpenFile| {
+            let is_quiet = now_ns - file.modified_ns > QUIET_NS && !file.is_mapped;
+            file.written() && (file.is_appended() || !is_quiet)
+        };
+        let busy: HashSet<&Path> = open.iter().filter(is_busy).map(|it| &*it.path).collect();
+        let files = &context.config.files;
+        for (path, file) in so_far.iter_mut().flat_map(|it| &mut it.files) {
+            let contents = &mut beforehand.contents;
+            if let Some(file) = file
+                && file.has_no_content()
+                && file.size() <= files.keep_content
+                && contents.offset.saturating_add(file.size()) <= files.keep_total
+                && !busy.contains(&**path)
+            {
+                contents.copy(path, file)?;
+            }
+        }
+        beforehand.so_far = so_far;
+        Ok(beforehand)
+    }
+
+    /// Copies nothing.
+    pub fn nothing(writer: &ImageWriter) -> Result<Self, SnapshotError> {
+        let name = kept_stream(writer.id());
+        let contents = Contents {
+            stream: writer.stream(&name)?,
+            name,
+            offset: 0,
+        };
+        Ok(Self {
+            contents,
+            so_far: None,
+        })
+    }
 }
 
 impl Keeping {
@@ -54,17 +149,15 @@ impl Keeping {
         context: &RunContext,
         image: ImageId,
         open: &OpenUses<'_>,
-        stream: impl FnOnce(&str) -> Result<StreamWriter, SnapshotError>,
+        Beforehand { contents, so_far }: Beforehand,
     ) -> Result<Self, SnapshotError> {
         let begun = clock::now();
         let frozen_ns = clock::unix_ns();
-        let name = kept_stream(image);
         let mut keeping = Self {
-            changes: context.files.changes(image.number(), open),
+            changes: context.files.changes(image.number(), open, so_far),
             image,
-            stream: stream(&name)?,
-            name,
-            offset: 0,
+            beforehand_bytes: contents.offset,
+            contents,
             later: Vec::new(),
             unread: 0,
             frozen_ns,
@@ -102,14 +195,15 @@ impl Keeping {
             };
             match content {
                 Content::Appended => continue,
-                Content::Kept { .. } => {
+                Content::Kept { stream, .. } if *stream != self.contents.name => {
                     total = total.saturating_add(*size);
                     self.unread += 1;
                     continue;
                 }
-                Content::Held { .. } | Content::Unkept(_) => {}
+                Content::Kept { .. } | Content::Held { .. } | Content::Unkept(_) => {}
             }
-            // A file in memory does not survive a crash of the machine.
+            let is_copied = matches!(content, Content::Kept { .. });
+            // A file in memory does not survive the machine.
             if is_in_memory {
                 wanted.push(index);
             } else if *size > keep_content {
@@ -118,7 +212,9 @@ impl Keeping {
                 large.push((index, Unkept::TooMuch));
             } else {
                 total += *size;
-                wanted.push(index);
+                if !is_copied {
+                    wanted.push(index);
+                }
             }
         }
         for (index, reason) in large {
@@ -158,7 +254,8 @@ impl Keeping {
             return Ok(());
         };
         let must_be_now = file.is_mapped && is_in_memory(&changed.path);
-        let is_small = self.offset + file.size() <= ALWAYS_BYTES;
+        let frozen = self.contents.offset - self.beforehand_bytes;
+        let is_small = frozen + file.size() <= ALWAYS_BYTES;
         if clock::now() < deadline || must_be_now || is_small {
             self.copy(index)?;
         } else if file.writer != Writer::Open && file.shows_changes(self.frozen_ns) {
@@ -168,36 +265,10 @@ impl Keeping {
         Ok(())
     }
 
-    /// Copies a file's content into the stream. A file that cannot be read, or is not the one that was listed, is left
-    /// out.
-    fn copy(&mut self, index: usize) -> Result<bool, SnapshotError> {
+    fn copy(&mut self, index: usize) -> Result<(), SnapshotError> {
         let changed = &mut self.changes.changed[index];
-        let Some(file) = &mut changed.file else {
-            return Ok(false);
-        };
-        let identity = file.identity;
-        let Kind::File { size, content } = &mut file.kind else {
-            return Ok(false);
-        };
-        let source = match open(&changed.path) {
-            Ok((source, found)) if found == identity => source,
-            Ok(_) => return Ok(false),
-            Err(_) => {
-                *content = Content::Unkept(Unkept::Unreadable);
-                return Ok(false);
-            }
-        };
-        let offset = self.offset;
-        let copied = self.stream.copy_from(&mut source.take(*size))?;
-        self.offset += copied;
-        if copied < *size {
-            return Ok(false);
-        }
-        *content = Content::Kept {
-            stream: self.name.clone(),
-            offset,
-        };
-        Ok(true)
+        let file = changed.file.as_mut();
+        file.map_or(Ok(()), |file| self.contents.copy(&changed.path, file))
     }
 
     /// Copies the remaining files while the job computes, and completes the set.
@@ -245,7 +316,7 @@ impl Keeping {
         if let Some(id) = earlier {
             self.take_over(context, id, writer, &mut set)?;
         }
-        self.stream.finish()?;
+        self.contents.stream.finish()?;
         let mut list = Vec::new();
         set.write(&mut list).map_err(SnapshotError::Prepare)?;
         let mut stream = writer.stream(KEPT_LIST)?;
@@ -271,7 +342,7 @@ impl Keeping {
         let mut streams = BTreeSet::new();
         let mut live = 0;
         for file in set.files.values() {
-            if let Some((stream, bytes)) = file.kept().filter(|(it, _)| *it != self.name) {
+            if let Some((stream, bytes)) = file.kept().filter(|(it, _)| *it != self.contents.name) {
                 streams.insert(stream.to_owned());
                 live += bytes;
             }
@@ -283,7 +354,7 @@ impl Keeping {
             // The stream was damaged since: the files are read again for the next image.
             tracing::warn!(image = %earlier, "cannot take over the contents of files from the previous image");
             for file in set.files.values_mut() {
-                forget_other(file, &self.name);
+                forget_other(file, &self.contents.name);
             }
             return Ok(());
         };
@@ -313,16 +384,16 @@ impl Keeping {
             else {
                 continue;
             };
-            if *stream == self.name {
+            if *stream == self.contents.name {
                 continue;
             }
             let (from, size) = (*offset, *size);
-            let name = std::mem::replace(stream, self.name.clone());
-            *offset = self.offset;
-            copy(&mut self.stream, |sink| {
+            let name = std::mem::replace(stream, self.contents.name.clone());
+            *offset = self.contents.offset;
+            copy(&mut self.contents.stream, |sink| {
                 image.copy_range(&name, from, size, sink)
             })?;
-            self.offset += size;
+            self.contents.offset += size;
         }
         Ok(())
     }

@@ -18,6 +18,7 @@ use super::disk_space;
 use super::dump;
 use super::error::SnapshotError;
 use super::freeze::{Frozen, NotFrozen};
+use super::kept_files::Beforehand;
 use super::paused::Paused;
 use crate::clock;
 use crate::config::{Buffer, Cpus};
@@ -25,7 +26,7 @@ use crate::gpu::error::GpuError;
 use crate::gpu::inherited_devices;
 use crate::gpu::processes::Gpu;
 use crate::gpu::resident::{ResidentError, ResidentPlan, Standby};
-use crate::job::{self, Process, When};
+use crate::job::{self, Descriptors, Process, When};
 use crate::run::image_facts::{ImageFacts, Stopwatch, Trigger};
 use crate::run::machine;
 use crate::run::progress::{Step, Work};
@@ -144,8 +145,9 @@ fn attempt(
     if let Some(mount) = own_mount(job) {
         return Err(SnapshotError::Mount(mount));
     }
-    dump::refuse_obstacles(job, &processes, When::Ahead)?;
-    look_at_sockets(context, &processes)?;
+    let open = Descriptors::of_present(&processes);
+    dump::refuse_obstacles(job, &processes, &open, When::Ahead)?;
+    look_at_sockets(context, &open)?;
     job.own_activity.begins(job::cpu_time(&processes));
     let mut gpu = Gpu::of(context, &processes)?;
     inherited_devices::nobody_arrives(&processes, gpu.as_ref().map_or(&[], Gpu::users))?;
@@ -155,15 +157,25 @@ fn attempt(
         // A job that is about to be stopped only waits for its image.
         writer.limit_stalls(context.config.snapshot.timeout / STALL_SHARE);
     }
-    context.files.catch_up();
-    let gpu = (gpu.as_ref(), resident_plan);
-    let (frozen, criu_dump) = match Frozen::begin(subject, root, gpu, writer, watch, begun) {
-        Ok(frozen) => frozen,
-        Err(NotFrozen::Avoidable(error)) => {
-            return attempt(subject, afterwards, begun, Some(&error), computing);
+    let beforehand = match afterwards {
+        Afterwards::Continue | Afterwards::Pause => {
+            // While the job computes, all threads compress.
+            writer.spare_workers(cores());
+            Beforehand::copy(context, &writer, &open)?
         }
-        Err(NotFrozen::Failed(error)) => return Err(error),
+        Afterwards::Stop => Beforehand::nothing(&writer)?,
     };
+    drop(open);
+    writer.spare_workers(cores().saturating_sub(FREEZE_CORES));
+    let gpu = (gpu.as_ref(), resident_plan);
+    let (frozen, criu_dump) =
+        match Frozen::begin(subject, root, gpu, (writer, beforehand), watch, begun) {
+            Ok(frozen) => frozen,
+            Err(NotFrozen::Avoidable(error)) => {
+                return attempt(subject, afterwards, begun, Some(&error), computing);
+            }
+            Err(NotFrozen::Failed(error)) => return Err(error),
+        };
     match afterwards {
         Afterwards::Continue => frozen
             .go_on(criu_dump, computing)
@@ -176,10 +188,10 @@ fn attempt(
     }
 }
 
-/// Refuses a job whose sockets are in a state that no image can hold, before it is frozen. It is checked again when the
-/// job is frozen.
-fn look_at_sockets(context: &RunContext, processes: &[Process]) -> Result<(), SnapshotError> {
-    match job::Sockets::record(processes, dump::backlog(context)) {
+/// Refuses a job with sockets in a state that no image can hold, before it is frozen. Their state is checked again when
+/// the job is frozen.
+fn look_at_sockets(context: &RunContext, open: &[Descriptors]) -> Result<(), SnapshotError> {
+    match job::Sockets::record(open, dump::backlog(context)) {
         Err(job::SocketsError::Obstacle(obstacle)) => Err(obstacle.into()),
         // A process may exit at any moment.
         Ok(_) | Err(_) => Ok(()),
@@ -249,9 +261,11 @@ fn admit(
         .ongoing
         .measure(writer.taken(), Some(all + resident));
     writer.reserve(frozen);
-    let cores = thread::available_parallelism().map_or(1, usize::from);
-    writer.spare_workers(cores.saturating_sub(FREEZE_CORES));
     Ok(writer)
+}
+
+fn cores() -> usize {
+    thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// Returns the options of the image writer. `free` is the host memory that remains once the GPU's content is in host
@@ -263,7 +277,7 @@ fn write_options(context: &RunContext, free: u64, frozen: Option<u64>) -> WriteO
         Buffer::Bytes(bytes) => bytes,
     };
     let workers = match context.config.snapshot.cpus {
-        Cpus::Auto => thread::available_parallelism().map_or(1, usize::from),
+        Cpus::Auto => cores(),
         Cpus::Count(count) => count.get(),
     };
     WriteOptions {

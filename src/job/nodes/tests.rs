@@ -65,7 +65,7 @@ fn sockets_pipes_open_folders_and_kept_files_are_recorded_with_the_folders_above
         is_mapped: false,
     };
     let me = i32::try_from(std::process::id()).unwrap();
-    let nodes = needed(&[me], &[kept]);
+    let nodes = needed(&[Descriptors::of(me).unwrap()], &[kept]);
     let below: Vec<&Path> = names(&nodes)
         .into_iter()
         .filter_map(|node| node.strip_prefix(&path).ok())

@@ -1,12 +1,12 @@
 //! Open files and folders below a file system that was mounted later: their paths lead to other files, or to none.
 
 use std::collections::{HashMap, HashSet};
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, statx};
 
 use super::{Finding, Obstacle};
+use crate::job::descriptors::Descriptors;
 use crate::job::files::is_deleted;
 use crate::job::tree::Process;
 use crate::mount_table::Mount;
@@ -22,18 +22,12 @@ struct Mounts {
 }
 
 /// Looks for the first file or folder that a process has open, or works in, and that its path does not lead to.
-pub(super) fn find(processes: &[Process]) -> Option<Obstacle> {
+pub(super) fn find(processes: &[Process], open: &[Descriptors]) -> Option<Obstacle> {
     let root = processes.first().map(|root| Mounts::of(root.host_pid));
     let mounts = root.unwrap_or_default();
     let mut seen = HashSet::new();
-    for process in processes {
-        let folder = PathBuf::from(format!("/proc/{}", process.host_pid));
-        let descriptors = fs::read_dir(folder.join("fd")).into_iter().flatten();
-        let descriptors = descriptors.flatten().map(|entry| entry.path());
-        for link in descriptors.chain([folder.join("cwd"), folder.join("root")]) {
-            let Ok(path) = fs::read_link(&link) else {
-                continue;
-            };
+    for one in open {
+        for (link, path) in one.with_folders() {
             if !path.is_absolute() || is_deleted(&path) {
                 continue;
             }
@@ -41,7 +35,7 @@ pub(super) fn find(processes: &[Process]) -> Option<Obstacle> {
                 continue;
             };
             if seen.insert((path.clone(), mount)) && mounts.cover(&path, mount) {
-                return Some(Obstacle::of(process, Finding::Covered(path)));
+                return Some(Obstacle::of(&one.process, Finding::Covered(path)));
             }
         }
     }
@@ -141,7 +135,7 @@ mod tests {
     #[test]
     fn own_files_are_reached_by_their_paths() {
         let folder = tempfile::tempdir().unwrap();
-        let file = fs::File::create(folder.path().join("a")).unwrap();
+        let file = std::fs::File::create(folder.path().join("a")).unwrap();
         let me = i32::try_from(std::process::id()).unwrap();
         let link = format!("/proc/{me}/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file));
         let mount = mount_of(Path::new(&link)).unwrap();

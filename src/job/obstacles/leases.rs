@@ -4,24 +4,16 @@
 //! content. A frozen process cannot answer: the open waits for `/proc/sys/fs/lease-break-time`, and afterwards the
 //! signal kills a job that does not expect it. Read leases do not mind a reader, and CRIU restores them.
 
-use std::fs;
-
 use super::{Finding, Obstacle};
-use crate::job::tree::Process;
+use crate::job::descriptors::Descriptors;
 
 /// Looks for a lease that an open for reading breaks, or has broken.
-pub(super) fn find(processes: &[Process]) -> Option<Obstacle> {
-    for process in processes {
-        // A process that has exited meanwhile has no lease.
-        let entries = fs::read_dir(format!("/proc/{}/fdinfo", process.host_pid));
-        for entry in entries.into_iter().flatten().flatten() {
-            let text = fs::read_to_string(entry.path()).unwrap_or_default();
-            if text.lines().any(is_write_lease) {
-                let link = format!("/proc/{}/fd", process.host_pid);
-                let path = fs::read_link(std::path::Path::new(&link).join(entry.file_name()));
-                let finding = Finding::Lease(path.unwrap_or_default());
-                return Some(Obstacle::of(process, finding));
-            }
+pub(super) fn find(open: &[Descriptors]) -> Option<Obstacle> {
+    for Descriptors { process, all } in open {
+        // Only files have leases.
+        let mut files = all.iter().filter(|one| one.target.is_absolute());
+        if let Some(leased) = files.find(|one| one.info().lines().any(is_write_lease)) {
+            return Some(Obstacle::of(process, Finding::Lease(leased.target.clone())));
         }
     }
     None

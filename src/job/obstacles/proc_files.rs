@@ -12,6 +12,7 @@ use std::path::{Component, Path, PathBuf};
 use nix::sys::statfs::{PROC_SUPER_MAGIC, statfs};
 
 use super::{Finding, Obstacle};
+use crate::job::descriptors::Descriptors;
 use crate::job::tree::Process;
 
 /// Where `/proc` is mounted.
@@ -27,26 +28,20 @@ pub(in crate::job) fn is_proc_file(link: &Path, target: &Path) -> bool {
 }
 
 /// Looks for the first file that a restore would not open, or open as another one.
-pub(super) fn find(processes: &[Process]) -> Option<Obstacle> {
+pub(super) fn find(processes: &[Process], open: &[Descriptors]) -> Option<Obstacle> {
     let pids: HashSet<i32> = processes.iter().map(|process| process.pid).collect();
     // The kernel gives paths from the root of the mount namespace, also for a process that has another root.
     let top = processes.first().map_or(0, |root| root.host_pid);
     let top = PathBuf::from(format!("/proc/{top}/root"));
-    for process in processes {
-        let folder = PathBuf::from(format!("/proc/{}", process.host_pid));
-        let descriptors = fs::read_dir(folder.join("fd")).into_iter().flatten();
-        let descriptors = descriptors.flatten().map(|entry| entry.path());
-        for link in descriptors.chain([folder.join("cwd"), folder.join("root")]) {
-            let Ok(path) = fs::read_link(&link) else {
-                continue;
-            };
+    for one in open {
+        for (link, path) in one.with_folders() {
             if !is_proc_file(&link, &path) {
                 continue;
             }
             let reached = || Reached::by(&link, &top, &path);
             if let Some(reason) = reason(&path, &pids, reached) {
                 let finding = Finding::ProcFile { path, reason };
-                return Some(Obstacle::of(process, finding));
+                return Some(Obstacle::of(&one.process, finding));
             }
         }
     }

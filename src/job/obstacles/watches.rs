@@ -17,41 +17,35 @@ use nix::libc;
 use procfs::process::Process as ProcessEntry;
 
 use super::{Finding, Obstacle};
+use crate::job::descriptors::{Descriptor, Descriptors};
 use crate::job::nodes::Borrower;
-use crate::job::tree::Process;
 
-/// Targets of the links in `/proc/PID/fd`.
-const INOTIFY: &str = "anon_inode:inotify";
-const FANOTIFY: &str = "anon_inode:[fanotify]";
+/// The kernel's names of the descriptors.
+const KINDS: [&str; 2] = ["inotify", "fanotify"];
 /// Largest handle (`MAX_HANDLE_SZ`).
 const HANDLE_BYTES_MAX: usize = 128;
 
 /// Looks for the first watch of which something would be lost.
-pub(super) fn find(processes: &[Process]) -> Option<Obstacle> {
-    processes.iter().find_map(|process| {
-        let folder = PathBuf::from(format!("/proc/{}", process.host_pid));
-        let descriptors = fs::read_dir(folder.join("fd")).into_iter().flatten();
-        descriptors.flatten().find_map(|descriptor| {
-            let target = fs::read_link(descriptor.path()).ok()?;
-            let is_watching = [INOTIFY, FANOTIFY]
-                .iter()
-                .any(|kind| target == Path::new(kind));
-            let number = descriptor.file_name().to_str()?.parse().ok()?;
-            let finding = is_watching
-                .then(|| lost(process.host_pid, number))
-                .flatten()?;
-            Some(Obstacle::of(process, finding))
-        })
+pub(super) fn find(open: &[Descriptors]) -> Option<Obstacle> {
+    open.iter().find_map(|Descriptors { process, all }| {
+        let watching = all
+            .iter()
+            .filter(|one| KINDS.iter().any(|kind| one.is_kernels(kind)));
+        let finding = watching
+            .filter_map(|one| lost(process.host_pid, one))
+            .next()?;
+        Some(Obstacle::of(process, finding))
     })
 }
 
 /// Returns what would be lost of the watches of a descriptor.
-fn lost(pid: i32, number: i32) -> Option<Finding> {
+fn lost(pid: i32, descriptor: &Descriptor) -> Option<Finding> {
+    let number = descriptor.number;
     if Borrower::new(pid).and_then(|it| it.unread(number)) > Some(0) {
         return Some(Finding::Events(number));
     }
-    let text = fs::read_to_string(format!("/proc/{pid}/fdinfo/{number}")).ok()?;
-    let link = text
+    let link = descriptor
+        .info()
         .lines()
         .filter_map(Watched::parse)
         .find_map(|watched| watched.link(pid));
@@ -148,12 +142,17 @@ mod tests {
             add_watch(&watches, path(name), flags).unwrap();
             watches
         };
+        let lost = |number| {
+            let open = Descriptors::of(pid).unwrap();
+            let one = open.all.iter().find(|one| one.number == number).unwrap();
+            super::lost(pid, one)
+        };
         let file = watch("file", WatchFlags::ATTRIB);
-        assert_eq!(lost(pid, file.as_raw_fd()), None);
+        assert_eq!(lost(file.as_raw_fd()), None);
         let through = watch("link", WatchFlags::ATTRIB);
-        assert_eq!(lost(pid, through.as_raw_fd()), None, "it watches the file");
+        assert_eq!(lost(through.as_raw_fd()), None, "it watches the file");
         let link = watch("link", WatchFlags::ATTRIB | WatchFlags::DONT_FOLLOW);
-        let found = lost(pid, link.as_raw_fd());
+        let found = lost(link.as_raw_fd());
         assert!(matches!(found, Some(Finding::WatchedLink(path)) if path.ends_with("link")));
         fs::set_permissions(
             path("file"),
@@ -161,7 +160,7 @@ mod tests {
         )
         .unwrap();
         assert_eq!(
-            lost(pid, file.as_raw_fd()),
+            lost(file.as_raw_fd()),
             Some(Finding::Events(file.as_raw_fd()))
         );
     }

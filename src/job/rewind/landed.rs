@@ -289,6 +289,7 @@ fn identity(found: &Metadata) -> (u64, u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::job::Descriptors;
     use std::fs::{File, Permissions};
     use std::os::unix::fs::{PermissionsExt, symlink};
     use std::process::{Command, Stdio};
@@ -318,7 +319,7 @@ mod tests {
             pid,
             resident: 0,
         }];
-        let files = || crate::job::collect(&[pid]).unwrap();
+        let files = || crate::job::collect(&[Descriptors::of(pid).unwrap()]).unwrap();
         let expected = Expected::note(&[0], &files(), &[], &[]).unwrap().unwrap();
         act(&path, &expected, &processes);
         child.kill().unwrap();
@@ -349,7 +350,7 @@ mod tests {
     #[test]
     fn links_and_owners_are_refused_beforehand() {
         scene(|path, _, processes| {
-            let files = crate::job::collect(&[processes[0].host_pid]).unwrap();
+            let files = crate::job::collect(&Descriptors::of_all(processes).unwrap()).unwrap();
             let note = || Expected::note(&[0], &files, &[], &[]);
             fs::rename(path, path.with_file_name("moved")).unwrap();
             symlink("moved", path).unwrap();

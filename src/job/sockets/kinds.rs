@@ -1,12 +1,11 @@
 //! Sockets and network devices of kinds that CRIU cannot dump, found by what the kernel calls them.
 
 use std::collections::HashSet;
-use std::fs;
 use std::path::Path;
 
 use procfs::process::Process as ProcessEntry;
 
-use crate::job::Process;
+use crate::job::descriptors::Descriptors;
 use crate::job::obstacles::{Finding, Obstacle};
 
 /// Names of the protocols that CRIU knows (`struct proto` of Linux 4.10 to 6.18).
@@ -34,30 +33,19 @@ const NAME_BYTES_MAX: usize = 64;
 const TUN: &str = "/dev/net/tun";
 
 /// Looks for a descriptor that CRIU cannot dump. A process or descriptor that goes meanwhile has none.
-pub(in crate::job) fn find_unknown_kind(processes: &[Process]) -> Option<Obstacle> {
+pub(in crate::job) fn find_unknown_kind(open: &[Descriptors]) -> Option<Obstacle> {
     let mut seen = HashSet::new();
-    for process in processes {
-        let Ok(descriptors) = fs::read_dir(format!("/proc/{}/fd", process.host_pid)) else {
-            continue;
-        };
-        for descriptor in descriptors.flatten() {
-            let path = descriptor.path();
-            let Ok(target) = fs::read_link(&path) else {
-                continue;
-            };
-            let number = descriptor.file_name().to_string_lossy().into_owned();
-            if target == Path::new(TUN) {
+    for Descriptors { process, all } in open {
+        for descriptor in all {
+            let number = descriptor.number.to_string();
+            if descriptor.target == Path::new(TUN) {
                 return Some(Obstacle::of(process, Finding::Tun(number)));
             }
-            if !target
-                .as_os_str()
-                .as_encoded_bytes()
-                .starts_with(b"socket:")
-                || !seen.insert(target)
-            {
+            if !descriptor.socket().is_some_and(|inode| seen.insert(inode)) {
                 continue;
             }
-            if let Some(kind) = protocol(&path).filter(|name| !KNOWN.contains(&name.as_str())) {
+            let kind = protocol(&descriptor.link);
+            if let Some(kind) = kind.filter(|name| !KNOWN.contains(&name.as_str())) {
                 let finding = Finding::Socket {
                     descriptor: number,
                     remedy: remedy(&kind),

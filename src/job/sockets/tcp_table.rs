@@ -7,11 +7,12 @@ use std::time::Duration;
 
 use procfs::ProcError;
 use procfs::net::{TcpNetEntry, TcpState};
-use procfs::process::{FDTarget, Process as ProcessEntry};
+use procfs::process::Process as ProcessEntry;
 
 use super::kinds::unsent_datagrams;
 use super::{Sockets, SocketsError, covers};
 use crate::job::Process;
+use crate::job::descriptors::{Descriptor, Descriptors};
 use crate::job::obstacles::{Finding, Obstacle};
 
 /// Limit on the looks for datagrams that a network device still holds.
@@ -33,24 +34,19 @@ pub(super) struct TcpTable {
 }
 
 impl TcpTable {
-    /// Reads the table of the job, whose processes share one network namespace.
-    pub fn read(processes: &[Process]) -> Result<Self, SocketsError> {
+    /// Reads the table of the job, whose processes have these descriptors and share one network namespace.
+    pub fn read(open: &[Descriptors]) -> Result<Self, SocketsError> {
         let mut owners = HashMap::new();
-        let Some(first) = processes.first() else {
-            return Ok(Self::new(Vec::new(), owners));
-        };
-        let refused = |process: &Process| {
-            let pid = process.host_pid;
-            move |source| SocketsError::Process { pid, source }
-        };
-        for process in processes {
-            add_owner(process, &mut owners).map_err(refused(process))?;
+        for Descriptors { process, all } in open {
+            for inode in all.iter().filter_map(Descriptor::socket) {
+                owners.entry(inode).or_insert(*process);
+            }
         }
-        let entries = if owners.is_empty() {
-            Vec::new()
-        } else {
-            entries(first.host_pid).map_err(refused(first))?
-        };
+        let first = open.first().filter(|_| !owners.is_empty());
+        let entries = first.map_or(Ok(Vec::new()), |Descriptors { process, .. }| {
+            let pid = process.host_pid;
+            entries(pid).map_err(|source| SocketsError::Process { pid, source })
+        })?;
         Ok(Self::new(entries, owners))
     }
 
@@ -154,11 +150,11 @@ impl TcpTable {
     }
 
     /// Looks for data in a UDP socket of the job that was not sent. What a network device still holds goes soon.
-    pub fn check_datagrams(&self, processes: &[Process]) -> Result<(), SocketsError> {
-        let Some(first) = processes.first().filter(|_| !self.owners.is_empty()) else {
+    pub fn check_datagrams(&self, open: &[Descriptors]) -> Result<(), SocketsError> {
+        let Some(first) = open.first().filter(|_| !self.owners.is_empty()) else {
             return Ok(());
         };
-        let pid = first.host_pid;
+        let pid = first.process.host_pid;
         for look in 1.. {
             let unsent =
                 unsent_datagrams(pid).map_err(|source| SocketsError::Process { pid, source })?;
@@ -201,15 +197,6 @@ fn is_open(state: &TcpState) -> bool {
         state,
         TcpState::Established | TcpState::SynSent | TcpState::SynRecv
     )
-}
-
-fn add_owner(process: &Process, owners: &mut HashMap<u64, Process>) -> Result<(), ProcError> {
-    for descriptor in ProcessEntry::new(process.host_pid)?.fd()? {
-        if let FDTarget::Socket(inode) = descriptor?.target {
-            owners.entry(inode).or_insert(*process);
-        }
-    }
-    Ok(())
 }
 
 fn entries(pid: i32) -> Result<Vec<TcpNetEntry>, ProcError> {

@@ -2,6 +2,7 @@
 
 use super::diagnosis::{ID_BYTES, REPORT_BYTES};
 use super::*;
+use crate::job::Process;
 use crate::job::obstacles::Finding;
 use nix::sys::socket::{
     AddressFamily, SockFlag, SockType, SockaddrIn, bind, connect, getsockname, socket,
@@ -22,7 +23,8 @@ fn me() -> Process {
 
 /// The table as of a job that has only these sockets.
 fn table(sockets: &[&dyn AsRawFd]) -> TcpTable {
-    let mut table = TcpTable::read(&[me()]).unwrap();
+    let open = Descriptors::of(me().host_pid).unwrap();
+    let mut table = TcpTable::read(&[open]).unwrap();
     let inodes = sockets.iter().map(|socket| {
         let path = format!("/proc/self/fd/{}", socket.as_raw_fd());
         std::fs::metadata(path).unwrap().ino()

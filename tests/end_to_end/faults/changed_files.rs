@@ -269,3 +269,53 @@ fn an_image_that_is_asked_for_comes_back_or_none_does() {
     });
     finish_counter(&place, &mut again);
 }
+
+/// Rewrites closed and mapped files all the time, and compares each with what it has in memory.
+const REWRITES: &str = r#"
+import mmap, os, random, sys
+names = [f"state-{i}" for i in range(300)]
+chosen, known, maps, log = random.Random(1), {}, {}, open("log", "a")
+def write(name, value):
+    how = chosen.randrange(5)
+    if name in maps and how < 4:
+        maps[name][:] = value
+        if how == 0: maps.pop(name).close()
+    elif how == 0:
+        maps.pop(name, None)
+        with open(name + ".new", "wb") as file: file.write(value)
+        os.rename(name + ".new", name)
+    elif how < 3 or name not in known:
+        with open(name, "r+b" if name in known else "wb") as file: file.write(value)
+    else:
+        with open(name, "r+b") as file: maps[name] = mmap.mmap(file.fileno(), 8)
+        maps[name][:] = value
+def check(name):
+    with open(name, "rb") as file: found = file.read()
+    if found != known[name]: sys.exit(f"{name} has {found}, not {known[name]}")
+i = 0
+while not os.path.exists("stop"):
+    name = chosen.choice(names)
+    if name in known: check(name)
+    value = i.to_bytes(8, "little")
+    write(name, value)
+    known[name] = value
+    i += 1
+    if i % 100 == 0: log.write(f"{i}\n"); log.flush()
+for name in known: check(name)
+"#;
+
+#[apply(as_root)]
+fn files_that_change_while_they_are_copied_are_as_at_the_freeze() {
+    let place = Place::new();
+    let mut run = start(&place, REWRITES);
+    wait_for_the_first_line(&place);
+    for _ in 0..4 {
+        wait_for_progress(&place);
+        place.snapshot();
+        wait_for_progress(&place);
+        run.crash();
+        wait_for_progress(&place);
+    }
+    fs::write(place.file("stop"), "").expect("written");
+    assert_eq!(run.wait(), 0, "{}{}", place.text("err"), place.text("out"));
+}

@@ -1,0 +1,281 @@
+//! The short form of a record: the log grows with every change, and a watcher may append to it at any moment.
+//!
+//! What the lines up to some place of the log add up to goes into a file beside it, the base, which names that place.
+//! The log is read from there on, and the blocks before are given back.
+//!
+//! ```text
+//! new base written │ renamed to the base │ hole in the log
+//! ```
+//! A crash at any step leaves a record that is equal to the one before.
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+
+use nix::libc::O_NOFOLLOW;
+use rustix::fs::{FallocateFlags, fallocate};
+
+use super::super::record_line::Line;
+use super::Record;
+
+/// Smallest number of lines in a log for which the short form is made.
+const LINES_MIN: usize = 10_000;
+/// Lines of the log for each of the short form, from which on it is made.
+const LINES_FOR_ONE: usize = 3;
+
+impl Record {
+    /// Makes the short form if the log is much longer.
+    ///
+    /// # Errors
+    /// It cannot be written; the record is as it was.
+    pub fn compact_if_due(&mut self) -> io::Result<()> {
+        let short = self.touched.len() + self.others.len() + self.names.len();
+        if self.lines < LINES_MIN.max(LINES_FOR_ONE * short) {
+            return Ok(());
+        }
+        self.write_base()?;
+        self.publish_base()?;
+        self.lines = 0;
+        // A file system without holes keeps the blocks; they are not read any more.
+        let _ = self.punch();
+        Ok(())
+    }
+
+    /// Returns the file of the short form.
+    pub(super) fn base(&self) -> PathBuf {
+        self.path.with_extension("base")
+    }
+
+    fn new_base(&self) -> PathBuf {
+        self.path.with_extension("base-new")
+    }
+
+    fn write_base(&self) -> io::Result<()> {
+        let mut options = File::options();
+        options.write(true).create(true).truncate(true).mode(0o600);
+        let file = options.custom_flags(O_NOFOLLOW).open(self.new_base())?;
+        let mut sink = BufWriter::new(file);
+        for line in self.short_lines() {
+            serde_json::to_writer(&mut sink, &line)?;
+            sink.write_all(b"\n")?;
+        }
+        sink.into_inner()?.sync_all()
+    }
+
+    fn publish_base(&self) -> io::Result<()> {
+        fs::rename(self.new_base(), self.base())?;
+        let folder = self.path.parent().ok_or(io::ErrorKind::InvalidInput)?;
+        File::open(folder)?.sync_all()
+    }
+
+    fn punch(&self) -> io::Result<()> {
+        let log = File::options().write(true).open(&self.path)?;
+        let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        Ok(fallocate(&log, how, 0, self.read)?)
+    }
+
+    /// Returns lines that add up to the same. Times are counts of the images that they have.
+    fn short_lines(&self) -> Vec<Line> {
+        let mut images: Vec<_> = self.images.iter().map(|(id, time)| (*time, *id)).collect();
+        images.sort_unstable();
+        let count_at = |time: usize| images.partition_point(|(image, _)| *image <= time);
+        let mut parts = vec![Vec::new(); images.len() + 1];
+        for (folder, names) in &self.names {
+            let names: Vec<OsString> = names.iter().cloned().collect();
+            let folder = folder.clone();
+            parts[0].push(Line::Names { folder, names });
+        }
+        for (path, touch) in &self.touched {
+            let (first, last) = (count_at(touch.first), count_at(touch.last));
+            let line = Line::Touched {
+                path: path.clone(),
+                is_jobs_own: touch.is_jobs_own,
+            };
+            if last > first {
+                parts[last].push(line.clone());
+            }
+            parts[first].push(line);
+        }
+        for (times, created) in [(&self.created_by_others, true), (&self.others, false)] {
+            for (path, time) in times {
+                let path = path.clone();
+                parts[count_at(*time)].push(Line::Other { path, created });
+            }
+        }
+        for (time, reason) in &self.gaps {
+            let part = &mut parts[count_at(*time)];
+            // One is as good as all.
+            if !part.iter().any(|line| matches!(line, Line::Gap { .. })) {
+                let reason = reason.clone();
+                part.push(Line::Gap { reason });
+            }
+        }
+        for (time, (from_ns, until_ns)) in &self.cuts {
+            let (from_ns, until_ns) = (*from_ns, *until_ns);
+            parts[count_at(*time)].push(Line::Cut { from_ns, until_ns });
+        }
+        let mut lines = vec![Line::Base { read: self.read }];
+        let mut ids = images.into_iter().map(|(_, id)| id);
+        for part in parts {
+            lines.extend(part);
+            lines.extend(ids.next().map(|id| Line::Image { id }));
+        }
+        lines.push(Line::Begin {
+            boot: self.boot.clone(),
+        });
+        let mounts = |wanted: bool| {
+            let mounts = self.mounts.iter();
+            let mounts = mounts.filter(move |(_, is_watched)| **is_watched == wanted);
+            mounts.map(|(path, _)| path.clone()).collect()
+        };
+        lines.push(Line::Mounts {
+            watched: mounts(true),
+            unwatched: mounts(false),
+        });
+        if !self.watching {
+            lines.push(Line::End);
+        }
+        lines
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::super::super::record_line::{JobChange, append};
+    use super::super::Touch;
+    use super::*;
+
+    fn job(path: &str, change: JobChange) -> Line {
+        let path = path.into();
+        Line::Job { path, change }
+    }
+
+    fn other(path: &str, created: bool) -> Line {
+        let path = path.into();
+        Line::Other { path, created }
+    }
+
+    fn lines() -> Vec<Line> {
+        let gap = |reason: &str| Line::Gap {
+            reason: reason.to_owned(),
+        };
+        vec![
+            Line::Begin {
+                boot: "boot".to_owned(),
+            },
+            Line::Mounts {
+                watched: vec!["/".into()],
+                unwatched: vec!["/nfs".into()],
+            },
+            Line::Names {
+                folder: "/w".into(),
+                names: vec!["old".into()],
+            },
+            gap("first"),
+            gap("second"),
+            job("/w/a", JobChange::Created),
+            job("/w/old", JobChange::MovedTo),
+            other("/w/theirs", true),
+            Line::Image { id: 1 },
+            job("/w/b", JobChange::Created),
+            Line::Cut {
+                from_ns: 1,
+                until_ns: 9,
+            },
+            Line::Image { id: 2 },
+            // An image that failed, and the next attempt at it.
+            Line::Image { id: 3 },
+            job("/w/a", JobChange::Changed),
+            other("/w/theirs", false),
+            Line::Image { id: 3 },
+            job("/w/c", JobChange::MovedTo),
+        ]
+    }
+
+    /// What a record says about each image.
+    fn answers(record: &Record) -> Vec<impl PartialEq + std::fmt::Debug> {
+        let paths = ["/w/a", "/w/b", "/w/c", "/w/d", "/w/old", "/w/theirs"].map(Path::new);
+        let of = |id| {
+            let since = record.since(id);
+            let known = |(path, touch): (&Path, Touch)| {
+                let path = path.to_owned();
+                (path, since.is_first(&touch), since.was_not_jobs(&touch))
+            };
+            let touched: Vec<_> = since.touched().map(known).collect();
+            let by = paths.map(|it| {
+                (
+                    since.by_job(it),
+                    since.by_others(it),
+                    since.is_of_others(it),
+                )
+            });
+            let nfs = since.unwatched_mount(Path::new("/nfs/a")).is_some();
+            (since.gap(), touched, by, since.may_miss(5), nfs)
+        };
+        let all = [1, 2, 3, 4, 5].map(of).into_iter();
+        all.map(|it| (it, record.watching, record.boot.clone()))
+            .collect()
+    }
+
+    #[test]
+    fn a_record_says_the_same_after_a_crash_at_any_step() {
+        let later = [
+            other("/w/d", true),
+            job("/w/old", JobChange::Gone),
+            Line::Image { id: 4 },
+            job("/w/b", JobChange::Gone),
+            Line::End,
+        ];
+        let steps: [fn(&Record) -> io::Result<()>; 3] =
+            [Record::write_base, Record::publish_base, Record::punch];
+        for done in 0..=steps.len() {
+            let place = tempfile::tempdir_in("/var/tmp").unwrap();
+            let [path, plain] = ["files.log", "plain.log"].map(|name| place.path().join(name));
+            for path in [&path, &plain] {
+                append(path, &lines()).unwrap();
+            }
+            let mut record = Record::open(&path).unwrap();
+            for step in &steps[..done] {
+                step(&record).unwrap();
+            }
+            let mut expected = Record::open(&plain).unwrap();
+            assert_eq!(
+                answers(&Record::open(&path).unwrap()),
+                answers(&expected),
+                "{done}"
+            );
+            for path in [&path, &plain] {
+                append(path, &later).unwrap();
+            }
+            expected.catch_up().unwrap();
+            record.catch_up().unwrap();
+            assert_eq!(answers(&record), answers(&expected), "{done}");
+            let again = Record::open(&path).unwrap();
+            assert_eq!(answers(&again), answers(&expected), "{done}");
+            record.clear().unwrap();
+            assert!(Record::open(&path).unwrap().touched.is_empty(), "{done}");
+        }
+    }
+
+    #[test]
+    fn a_long_log_of_few_files_is_compacted_and_a_lost_log_is_a_gap() {
+        let place = tempfile::tempdir_in("/var/tmp").unwrap();
+        let path = place.path().join("files.log");
+        let many = vec![job("/w/a", JobChange::Changed); LINES_MIN];
+        append(&path, &[&[Line::Image { id: 1 }], &many[1..]].concat()).unwrap();
+        let mut record = Record::open(&path).unwrap();
+        assert_eq!(record.lines, LINES_MIN);
+        record.compact_if_due().unwrap();
+        let again = Record::open(&path).unwrap();
+        assert_eq!((again.lines, again.since(1).gap()), (0, None));
+        assert!(again.since(1).by_job(Path::new("/w/a")));
+        fs::remove_file(&path).unwrap();
+        append(&path, &[job("/w/b", JobChange::Changed)]).unwrap();
+        let cut = Record::open(&path).unwrap();
+        assert!(cut.since(1).gap().is_some() && cut.is_jobs(Path::new("/w/b")));
+    }
+}

@@ -1,0 +1,91 @@
+//! What happened to the job's files since an image, as far as the record has it.
+
+use std::path::Path;
+
+use super::{Record, Touch};
+
+/// What happened since an image, as far as it is known.
+#[derive(Clone, Copy, Debug)]
+pub struct Since<'a> {
+    pub(super) record: &'a Record,
+    /// The image's time; `None` if the record does not have it.
+    pub(super) image: Option<usize>,
+}
+
+impl Since<'_> {
+    /// Returns the reason why changes may be missing at any time; `None` if all are known where a watcher watches.
+    #[must_use]
+    pub fn gap(&self) -> Option<String> {
+        let Some(image) = self.image else {
+            return Some("nobody watched when the image was made".to_owned());
+        };
+        self.record.gap_since(image)
+    }
+
+    /// Returns true if a change at a time may be missing because the watcher had ended together with the job.
+    #[must_use]
+    pub fn may_miss(&self, changed_ns: i64) -> bool {
+        let mut cuts = self.record.cuts.iter();
+        cuts.any(|(when, (from_ns, until_ns))| {
+            self.image.is_none_or(|image| *when >= image)
+                && (*from_ns..=*until_ns).contains(&changed_ns)
+        })
+    }
+
+    /// Returns true if there is a time at which changes may be missing.
+    #[must_use]
+    pub fn has_cuts(&self) -> bool {
+        let mut cuts = self.record.cuts.iter();
+        cuts.any(|(when, _)| self.image.is_none_or(|image| *when >= image))
+    }
+
+    /// Returns the mount point of a file system that cannot be watched, if the path is on one.
+    #[must_use]
+    pub fn unwatched_mount(&self, path: &Path) -> Option<&Path> {
+        self.record.unwatched_mount(path)
+    }
+
+    /// Returns the paths that the job has touched since, with what is known of them.
+    pub fn touched(&self) -> impl Iterator<Item = (&Path, Touch)> {
+        let image = self.image;
+        let later = move |touch: &Touch| image.is_some_and(|image| touch.last >= image);
+        self.record.touched().filter(move |(_, touch)| later(touch))
+    }
+
+    /// Returns true if the job has touched the path since.
+    #[must_use]
+    pub fn by_job(&self, path: &Path) -> bool {
+        let touch = self.record.touched.get(path);
+        touch
+            .zip(self.image)
+            .is_some_and(|(touch, image)| touch.last >= image)
+    }
+
+    /// Returns true if another program has touched the path since.
+    #[must_use]
+    pub fn by_others(&self, path: &Path) -> bool {
+        let when = self.record.others.get(path);
+        when.zip(self.image)
+            .is_some_and(|(when, image)| *when >= image)
+    }
+
+    /// Returns true if another program has created the path since: it was not there at the image.
+    #[must_use]
+    pub fn is_of_others(&self, path: &Path) -> bool {
+        let when = self.record.created_by_others.get(path);
+        when.zip(self.image)
+            .is_some_and(|(when, image)| *when >= image)
+    }
+
+    /// Returns true if the job had not touched the path before the image.
+    #[must_use]
+    pub fn is_first(&self, touch: &Touch) -> bool {
+        self.image.is_none_or(|image| touch.first >= image)
+    }
+
+    /// Returns true if the path existed at the image and the job had not touched it by then.
+    #[must_use]
+    pub fn was_not_jobs(&self, touch: &Touch) -> bool {
+        !touch.is_jobs_own && self.is_first(touch)
+    }
+}

@@ -1,0 +1,177 @@
+//! The open descriptors of the job's processes, listed once for all who look at them: a job may have thousands, and is
+//! frozen meanwhile.
+
+use std::fs::{self, Metadata};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use procfs::ProcError;
+
+use super::tree::{self, Process, TreeError};
+
+/// The open descriptors of a process.
+#[derive(Debug)]
+pub struct Descriptors {
+    pub(super) process: Process,
+    pub(super) all: Vec<Descriptor>,
+}
+
+/// An open descriptor. What is read of it is read once.
+#[derive(Debug)]
+pub(super) struct Descriptor {
+    pub number: i32,
+    /// Link in `/proc`, which leads to the open file whatever its name is.
+    pub link: PathBuf,
+    /// Target of the link: a path, or the kernel's name of something that has none.
+    pub target: PathBuf,
+    metadata: OnceLock<Option<Metadata>>,
+    info: OnceLock<String>,
+}
+
+impl Descriptors {
+    /// Lists the descriptors of a process (a host pid).
+    ///
+    /// # Errors
+    /// It has exited.
+    pub fn of(host_pid: i32) -> Result<Self, TreeError> {
+        Self::of_process(tree::describe(host_pid)?)
+    }
+
+    /// Lists the descriptors of `processes`.
+    ///
+    /// # Errors
+    /// A process has exited.
+    pub fn of_all(processes: &[Process]) -> Result<Vec<Self>, TreeError> {
+        processes.iter().map(|it| Self::of_process(*it)).collect()
+    }
+
+    /// Lists the descriptors of those `processes` that have not exited.
+    #[must_use]
+    pub fn of_present(processes: &[Process]) -> Vec<Self> {
+        let open = processes.iter().map(|it| Self::of_process(*it));
+        open.filter_map(Result::ok).collect()
+    }
+
+    fn of_process(process: Process) -> Result<Self, TreeError> {
+        let pid = process.host_pid;
+        let all = list(pid).map_err(|source| TreeError::Process { pid, source })?;
+        Ok(Self { process, all })
+    }
+
+    /// Returns the links to everything that the process has open or works in.
+    pub(super) fn with_folders(&self) -> Vec<(PathBuf, PathBuf)> {
+        let folder = PathBuf::from(format!("/proc/{}", self.process.host_pid));
+        let own = ["cwd", "root"].map(|name| folder.join(name));
+        let own = own.into_iter().filter_map(|link| {
+            let target = fs::read_link(&link).ok()?;
+            Some((link, target))
+        });
+        let open = self.all.iter();
+        open.map(|one| (one.link.clone(), one.target.clone()))
+            .chain(own)
+            .collect()
+    }
+}
+
+fn list(pid: i32) -> Result<Vec<Descriptor>, ProcError> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(format!("/proc/{pid}/fd"))? {
+        let link = match entry {
+            Ok(entry) => entry.path(),
+            // A zombie has none.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => break,
+            Err(error) => return Err(error.into()),
+        };
+        let number = link
+            .file_name()
+            .and_then(|name| name.to_str()?.parse().ok());
+        // What is closed meanwhile is not open.
+        let (Some(number), Ok(target)) = (number, fs::read_link(&link)) else {
+            continue;
+        };
+        found.push(Descriptor {
+            number,
+            link,
+            target,
+            metadata: OnceLock::new(),
+            info: OnceLock::new(),
+        });
+    }
+    Ok(found)
+}
+
+impl Descriptor {
+    /// Describes the open file; `None` if it cannot be inspected.
+    pub fn metadata(&self) -> Option<&Metadata> {
+        let read = || fs::metadata(&self.link).ok();
+        self.metadata.get_or_init(read).as_ref()
+    }
+
+    /// Returns what `/proc/PID/fdinfo` has; nothing if it cannot be read.
+    pub fn info(&self) -> &str {
+        self.info
+            .get_or_init(|| self.present_info().unwrap_or_default())
+    }
+
+    /// Same as [`info`](Self::info), read anew.
+    pub fn present_info(&self) -> io::Result<String> {
+        let process = self.link.ancestors().nth(2).unwrap_or(Path::new("/"));
+        fs::read_to_string(process.join(format!("fdinfo/{}", self.number)))
+    }
+
+    /// Returns the inode of a socket.
+    pub fn socket(&self) -> Option<u64> {
+        let target = self.target.to_str()?;
+        let number = target.strip_prefix("socket:[")?.strip_suffix(']')?;
+        number.parse().ok()
+    }
+
+    /// Returns true if the kernel gives this name to an object without a path, such as `anon_inode:[eventfd]`.
+    pub fn is_kernels(&self, name: &str) -> bool {
+        let target = self.target.as_os_str().as_bytes();
+        let rest = target.strip_prefix(b"anon_inode:");
+        rest.is_some_and(|rest| rest == name.as_bytes() || rest == format!("[{name}]").as_bytes())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::{AsFd, AsRawFd};
+
+    use nix::sys::timerfd::{ClockId, TimerFd, TimerFlags};
+
+    use super::*;
+
+    #[test]
+    fn own_descriptors_are_listed_with_what_they_are() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, TimerFlags::TFD_CLOEXEC).unwrap();
+        let me = i32::try_from(std::process::id()).unwrap();
+        let open = Descriptors::of(me).unwrap();
+        let of = |number: i32| open.all.iter().find(|one| one.number == number).unwrap();
+        let (named, kernels) = (of(file.as_raw_fd()), of(timer.as_fd().as_raw_fd()));
+        assert_eq!(named.target, file.path());
+        assert!(named.metadata().unwrap().is_file() && named.info().contains("flags:"));
+        assert!(kernels.is_kernels("timerfd") && !kernels.is_kernels("eventfd"));
+        assert!(!named.is_kernels("timerfd"));
+        let folders = open.with_folders();
+        let here = std::env::current_dir().unwrap();
+        assert!(folders.iter().any(|(_, target)| *target == here));
+    }
+
+    #[test]
+    fn a_zombie_has_no_descriptors_and_what_is_gone_is_an_error() {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let pid = i32::try_from(child.id()).unwrap();
+        while tree::is_alive(pid) {
+            std::thread::yield_now();
+        }
+        let zombie = Descriptors::of(pid).unwrap();
+        assert!(zombie.all.is_empty());
+        child.wait().unwrap();
+        assert!(Descriptors::of_all(&[zombie.process]).is_err());
+        assert!(Descriptors::of_present(&[zombie.process]).is_empty());
+    }
+}
