@@ -5,7 +5,7 @@
 
 - many files: a job has 5,000 files open and 100,000 closed ones, of which 100 of each kind change between two snapshots; the
   second snapshot and a restore of it are compared with those of the same job without files. The digest of all files at the end
-  has to be that of a run that was never interrupted.
+  has to be that of a run that was never interrupted. `criu dump` alone, which is a part of the freeze, is measured as well.
 - build: `make` of the C project in --source, with `files.watch` auto and off in turns.
 - opens: a C program that opens, reads and closes as many random files as it can, in the same way.
 Needs root, cc, make, Python. Writes below the working folder. --record writes benches/results/files-cost.md.
@@ -22,6 +22,8 @@ import subprocess
 import sys
 import tempfile
 import time
+
+from bare_freeze import criu_command
 
 HERE = pathlib.Path(__file__).resolve().parent
 JOBS = HERE / "jobs"
@@ -93,6 +95,29 @@ def many_files(options, folder, opened, closed):
     return figures, out.read_text().splitlines()[-1], len(err.read_text().splitlines())
 
 
+def criu_alone(options, folder, opened, closed):
+    """Seconds of a `criu dump` to files, without ckpt-run."""
+    out, images = folder / "out", folder / "images"
+    images.mkdir()
+    job = [sys.executable, JOBS / "many_files.py", folder / "files", folder, str(opened), str(closed)]
+    with out.open("w") as stdout:
+        run = subprocess.Popen(
+            job, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stdout, start_new_session=True
+        )
+    try:
+        wait_for("the files", lambda: "ready" in out.read_text(), run)
+        begun = time.monotonic()
+        subprocess.run(
+            [*criu_command(options.criu), "dump", "--tree", str(run.pid), "--images-dir", images]
+            + ["--leave-running", "--log-file", images / "log"],
+            stdout=subprocess.DEVNULL, check=True,
+        )  # fmt: skip
+        return time.monotonic() - begun
+    finally:
+        run.kill()
+        run.wait()
+
+
 def expected(folder, opened, closed):
     go = folder / "go"
     go.mkdir(parents=True)
@@ -119,11 +144,15 @@ def scale(options, folder):
             figures, found, lines = many_files(options, place, opened, closed)
             if name == "many" and found != digest:
                 sys.exit(f"the files are not those of an uninterrupted run: see {place}")
+            shutil.rmtree(place)
+            place.mkdir()
+            figures.append(criu_alone(options, place, opened, 0))
             rows[name].append(figures)
             print(name, figures, f"{lines} lines on stderr", flush=True)
             shutil.rmtree(place)
     names = [
         "first snapshot, freeze", "second snapshot, freeze", "restore", "of it, rewind of files",
+        "`criu dump` alone",
     ]  # fmt: skip
     text = [
         f"{OPEN} open files, {CLOSED} closed ones of 4 KiB; 100 of each kind changed before the second snapshot, and again "
