@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""How fast a job computes after its restore, against before its snapshot.
+"""Speed of a job after its restore, compared to its speed before the snapshot.
 
     benches/after_restore.py --bin PATH --criu PREFIX [--python PYTHON] [--rounds N] [--record]
 
 CRIU fills memory by small pages. A job that had huge pages (NumPy asks for them) computes more slowly until it has them
-again; the kernel by itself brings back 16 MiB in 10 s. Each round: 30 steps of `benches/jobs/strides.py`, a snapshot, a
+again; the kernel alone restores 16 MiB in 10 s. Each round: 30 steps of `benches/jobs/strides.py`, a snapshot, a
 kill, the restore; 3 s later 30 steps more. Needs root, a kernel with transparent huge pages and Python with NumPy.
 --record writes benches/results/after-restore.md.
 """
@@ -38,7 +38,7 @@ def wait_for(what, condition):
 
 
 def steps_of(path):
-    # The last line may be on its way.
+    # The last line may be incomplete.
     return [
         json.loads(line) for line in path.read_text().splitlines(keepends=True) if line[-1:] == "\n"
     ]
@@ -52,7 +52,7 @@ def job_pid(program, store):
 
 
 def measure(options, folder):
-    """Steps before the snapshot, and after the restore."""
+    """Measures the steps before the snapshot and after the restore."""
     store, out, err = folder / "store", folder / "out", folder / "err"
     line = [options.bin, "--store", store, "--criu", options.criu, "--interval", "never"]
     with out.open("w") as stdout, err.open("w") as stderr:

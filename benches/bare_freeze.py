@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""How long a job stands still at the least: the driver and CRIU with nothing around them.
+"""Lower bound of a freeze: the driver and CRIU without ckpt-run.
 
     bare_freeze.py --criu PREFIX [--cpu] [--rounds N] [--images FOLDER] [--json] -- JOB ARGS...
 
-Starts the job in a PID and mount namespace of its own, waits until it has
+Starts the job in a separate PID and mount namespace, waits until it has
 printed its first lines (its memory is touched then), and stops it N times:
 
     lock -> driver checkpoint -> criu dump --stream --leave-running -> driver restore -> unlock
 
-The image goes through 1 MiB pipes into readers of 1 MiB that throw it away, or
+The image goes through 1 MiB pipes into readers of 1 MiB that discard it, or
 with --images, which may be on a tmpfs, into files there until the round is over.
 After each round the job must print further lines. This is the yardstick for
 ckpt-run's own freeze on the same job; it makes no image that could be restored
@@ -50,11 +50,11 @@ CUDA_CHECKPOINTED = 2
 
 
 class Failure(Exception):
-    """Something that ends the measurement, in words for the user."""
+    """Error that ends the measurement, described for the user."""
 
 
 class Driver:
-    """The CUDA driver's checkpoint calls."""
+    """Checkpoint calls of the CUDA driver."""
 
     def __init__(self):
         try:
@@ -91,7 +91,7 @@ class Driver:
 
 
 class Sink:
-    """The receiving half of `criu dump --stream`: reads every pipe to its end, keeps nothing."""
+    """Receiving end of `criu dump --stream`: reads every pipe to its end and keeps nothing."""
 
     def __init__(self, folder):
         self.socket = socket.socket(socket.AF_UNIX)
@@ -114,7 +114,7 @@ class Sink:
         connection, _ = self.socket.accept()
         readers = []
         while header := receive(connection, 4):
-            receive(connection, struct.unpack("<I", header)[0])  # the image's name
+            receive(connection, struct.unpack("<I", header)[0])  # name of the image
             _, ancillary, _, _ = connection.recvmsg(1, socket.CMSG_LEN(4))
             fds = array.array("i")
             for _, _, data in ancillary:
@@ -137,11 +137,11 @@ class Sink:
                     self.bytes += count
 
     def room(self):
-        """Where the first bytes of a file go."""
+        """Returns a buffer for the first bytes of a file."""
         return bytearray(PIPE_BYTES)
 
     def next(self, buffer, _count):
-        """Where those after so many in the buffer go."""
+        """Returns a buffer for the bytes after those in the buffer."""
         return buffer
 
     def finish(self):
@@ -153,7 +153,7 @@ class Sink:
 
 
 class Keeper(Sink):
-    """Keeps what it reads in memory that was touched before."""
+    """Keeps the bytes in memory that was populated before."""
 
     def __init__(self, folder, room_bytes):
         self.left = memoryview(mmap.mmap(-1, room_bytes, mmap.MAP_PRIVATE | mmap.MAP_POPULATE))
@@ -171,7 +171,7 @@ class Keeper(Sink):
 
 
 def receive(connection, count):
-    """Exactly `count` bytes, or None at the end of the connection."""
+    """Returns exactly `count` bytes, or None at the end of the connection."""
     data = b""
     while len(data) < count:
         part = connection.recv(count - len(data))
@@ -182,7 +182,7 @@ def receive(connection, count):
 
 
 class Job:
-    """The job in its namespaces. `close` ends it and everything it started."""
+    """Job in its namespaces. `close` ends it and all processes that it started."""
 
     def __init__(self, command, work):
         self.output = work / "job.out"
@@ -200,7 +200,7 @@ class Job:
             self.init = self.wait_for("its namespaces", lambda: only_child(self.process.pid))
             self.pid = self.wait_for("the job to start", lambda: only_child(self.init))
         except Failure:
-            self.process.kill()  # and the namespace with it, by --kill-child
+            self.process.kill()  # --kill-child ends the namespace, too
             raise
 
     def wait_for(self, what, condition, limit=START_SECONDS_MAX):
@@ -227,14 +227,14 @@ class Job:
 
     def close(self):
         try:
-            os.kill(self.init, signal.SIGKILL)  # pid 1 of the namespace: takes all with it
+            os.kill(self.init, signal.SIGKILL)  # pid 1 of the namespace: its end ends all others
         except ProcessLookupError:
             self.process.kill()
         self.process.wait()
 
 
 def only_child(pid):
-    """The first child of a process, or None."""
+    """Returns the first child of a process, or None."""
     try:
         children = pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     except FileNotFoundError:
@@ -243,7 +243,7 @@ def only_child(pid):
 
 
 def init(output, command):
-    """Pid 1 of the namespace: starts the job on files opened in here, reaps until it ends."""
+    """Body of pid 1 of the namespace: starts the job on files opened here, and reaps until it ends."""
     os.closerange(3, 1024)
     for fd, path, flags in (
         (0, "/dev/null", os.O_RDONLY),
@@ -270,7 +270,7 @@ def criu_command(prefix):
 
 
 class Files:
-    """The image as files in a folder, in the place of a Sink; `finish` removes them."""
+    """Stores the image as files in a folder, instead of a Sink; `finish` removes them."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -282,9 +282,9 @@ class Files:
 
 
 def dump(job, criu, work, into):
-    """One dump; the tasks run again afterwards. Returns the sink, which may still be reading."""
+    """Makes one dump; the tasks continue afterwards. Returns the sink, which may still be reading."""
     images = (into or work) / "images"
-    plugins = work / "plugins"  # empty: no plugin of the system's acts
+    plugins = work / "plugins"  # empty: no plugin of the system is used
     shutil.rmtree(images, ignore_errors=True)
     images.mkdir()
     plugins.mkdir(exist_ok=True)
@@ -307,7 +307,7 @@ def dump(job, criu, work, into):
 
 
 def freeze(job, criu, work, driver, into=None):
-    """One round; returns seconds by phase, in order, and the image's bytes."""
+    """Runs one round; returns seconds by phase, in order, and the image's bytes."""
     pids = [job.pid] if driver and driver.uses_cuda(job.pid) else []
     phases = {}
     sinks = []

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What keeping a job's files costs: freeze and restore with many files, and the tracking of who writes what.
+"""Cost of saving a job's files: freeze and restore with many files, and the tracking of writers.
 
     benches/files_cost.py --bin PATH --criu PREFIX [--source TAR [--make "ARGUMENTS"]] [--rounds N] [--record]
 
@@ -52,7 +52,7 @@ def events(store, kind):
 
 
 def many_files(options, folder, opened, closed):
-    """Freezes of two snapshots, the part for files, the restore and its rewind, in seconds; and the digest."""
+    """Returns freezes of two snapshots, the part for files, the restore and its rewind, in seconds; and the digest."""
     store, go = folder / "store", folder / "go"
     out, err = folder / "out", folder / "err"
     go.mkdir()
@@ -170,7 +170,7 @@ def scale(options, folder):
 
 
 def alternating(options, folder, name, unit, measure):
-    """Medians with and without tracking, measured in turns; the first turn only warms up."""
+    """Returns medians with and without tracking, measured alternately; the first pair only warms up."""
     rows = {"auto": [], "off": []}
     for number in range(options.rounds + 1):
         for watch in rows if number % 2 else reversed(rows):

@@ -1,7 +1,7 @@
 #!/bin/bash
-# Sourced by scripts that install packages: apt-get, after others that are at work.
+# Sourced by scripts that install packages: runs apt-get after other instances.
 
-# Limit on the wait for their locks: an upgrade of a system takes minutes.
+# Limit on the wait for other instances' locks: an upgrade of a system takes minutes.
 apt_wait_s=${APT_WAIT_S:-900}
 
 # Runs apt-get without its progress. It waits for dpkg's lock by itself; where another apt holds the lock of the lists

@@ -1,4 +1,4 @@
-"""What the workloads share: a heart that tells from outside how long the process stood still.
+"""Shared heartbeat of the workloads, which shows from outside how long the process was frozen.
 
 A thread writes CLOCK_MONOTONIC into a small file every millisecond. When more than `GAP_NS` passed
 since its last beat, it notes when that ended and how long it was. The measuring side writes a goal
@@ -14,21 +14,21 @@ import threading
 import time
 
 BEAT_SECONDS = 0.001
-GAP_NS = 20_000_000  # several times what the interpreter's lock and the scheduler take
+GAP_NS = 20_000_000  # several times the delays by the interpreter's lock and the scheduler
 GAPS = 126
 WORDS = 4 + 2 * GAPS
 BEAT, STEPS, GOAL, GAP_COUNT, RING = 0, 1, 2, 3, 4
 
 
 class Heart:
-    """Beats from its creation on, until the process ends."""
+    """Heartbeat from its creation until the process ends."""
 
     def __init__(self, path):
         self.fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         os.ftruncate(self.fd, WORDS * 8)
         self.gaps = self.word(GAP_COUNT)
         self.steps = 0
-        # The default of 5 ms would be seen as a pause.
+        # The default of 5 ms would look like a pause.
         sys.setswitchinterval(BEAT_SECONDS)
         threading.Thread(target=self.beat, daemon=True).start()
 
@@ -51,7 +51,7 @@ class Heart:
             last = now
 
     def step(self, pause):
-        """One step is done. Sleeps `pause` seconds unless the goal is still ahead."""
+        """Counts a step. Sleeps `pause` seconds unless the goal is still ahead."""
         self.steps += 1
         self.put(STEPS, self.steps)
         if self.steps >= self.word(GOAL):

@@ -3,8 +3,8 @@
 
     inference.py HEARTBEAT [--mib N] [--bf16] [--seed N]
 
-Each request sends one vector through one layer, then does what servers do around that: strings, a
-cache of answers with a limit, a log that grows, buffers of changing size that come and go.
+Each request sends one vector through one layer, then does the usual work of a server: strings, a
+limited cache of answers, a growing log, short-lived buffers of varying size.
 --bf16 keeps the weights as the upper halves of float32 (uint16), as accelerators want them.
 """
 
@@ -18,14 +18,14 @@ from heartbeat import Heart
 
 WIDTH = 1024
 LAYER_BYTES = WIDTH * WIDTH * 4
-SCALE = 0.02  # of weights, as trained networks have them
+SCALE = 0.02  # of weights, as in trained networks
 REQUEST_SECONDS = 0.05
 CACHED_ANSWERS = 2000
 BUFFER_BYTES_MAX = 1 << 18
 
 
 def load(mib, bf16, numbers):
-    """Layers as float32, or twice as many as bfloat16 bits."""
+    """Returns layers as float32, or twice as many as bfloat16 bits."""
     layers = []
     for _ in range((mib << 20) // LAYER_BYTES * (2 if bf16 else 1)):
         layer = numbers.standard_normal((WIDTH, WIDTH), dtype=numpy.float32)

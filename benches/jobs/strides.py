@@ -1,4 +1,4 @@
-"""Prints how long steps of work on memory with huge pages take, and how much of it has some.
+"""Prints the time of steps on memory with huge pages, and the share of memory that has them.
 
 256 MiB of float32: four million elements from all over it, and all of it in order.
 """

@@ -4,7 +4,7 @@
     training.py HEARTBEAT [--layers N] [--data-mib N] [--bf16] [--seed N]
 
 A residual network of square layers learns to repeat a smaller one's answers, from data that stay in
-memory. --bf16 has the weights that are computed with as bfloat16 bits beside the float32 ones.
+memory. --bf16 keeps a bfloat16 copy of the weights for the computation beside the float32 weights.
 """
 
 import argparse
@@ -18,7 +18,7 @@ BATCH = 32
 LAYERS = 34
 DATA_MIB = 48
 RATE, DECAY, BETA1, BETA2, EPSILON = 1e-4, 0.01, 0.9, 0.999, 1e-8
-# Adam goes over its arrays in pieces that stay in the processor's cache.
+# Adam processes its arrays in pieces that fit the processor's cache.
 PIECE = 1 << 15
 STEP_SECONDS = 0.01
 

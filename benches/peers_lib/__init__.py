@@ -1,6 +1,6 @@
 """The parts of benches/peers.
 
-`rounds` is what happens, in which order; `criu_peers` and `own_peers` are who takes part; `process`,
-`pulse` and `meter` are jobs, their heartbeat and what a tool uses; `machine`, `results` and `plot`
-tell of it.
+`rounds` is the procedure; `criu_peers` and `own_peers` are the compared tools; `process`, `pulse`
+and `meter` are jobs, their heartbeat and a tool's resource usage; `machine`, `results` and `plot`
+report the results.
 """

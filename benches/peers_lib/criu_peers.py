@@ -1,4 +1,4 @@
-"""The peers that start from a plain CRIU: what each does for a snapshot and for a restore.
+"""Peers based on a plain CRIU: their procedures for a snapshot and for a restore.
 
 They share one job: each takes its images of it in turn. `snapshot` ends when all is written,
 `restore` begins with nothing but the peer's own files, in `store`, and ends with a process that is
@@ -22,12 +22,12 @@ ROOM_BYTES = 1 << 30
 
 
 class CriuPeer:
-    """What all have in common: `criu dump` of a job in its own namespaces."""
+    """Common parts: `criu dump` of a job in separate namespaces."""
 
     group = "criu"
-    needs = None  # the program without which it cannot be measured
+    needs = None  # the program that it requires
     keeps = True  # an image that can be restored
-    rounds_max = None  # fewer rounds than the others: it is slow, or like another
+    rounds_max = None  # fewer rounds than the others, because it is slow or similar to another
     workloads = None  # only these
 
     def __init__(self, setting, work):
@@ -40,7 +40,7 @@ class CriuPeer:
         self.prepare()
 
     def prepare(self):
-        """What a user does once; not timed."""
+        """Does the user's one-time preparation; not timed."""
 
     def start_job(self):
         return OwnJob(self.setting.job, self.setting.folder)
@@ -49,7 +49,7 @@ class CriuPeer:
         return Meter()
 
     def dump(self, job, *more):
-        """The command of a dump into a new folder."""
+        """Returns the command of a dump into a new folder."""
         self.forget_dump()
         self.images.mkdir()
         return [
@@ -73,16 +73,16 @@ class CriuPeer:
         return self.newest
 
     def forget_dump(self):
-        """The dump itself is no part of what is kept; that it goes is not timed."""
+        """Removes the dump itself, which is not kept; not timed."""
         shutil.rmtree(self.images, ignore_errors=True)
 
     def details(self):
-        """What it says itself about its newest image."""
+        """Returns the tool's own report about its newest image."""
         return {}
 
 
 class Discard(CriuPeer):
-    """A yardstick of the freeze: nothing is kept."""
+    """Reference for the freeze: nothing is kept."""
 
     name = "criu --stream, thrown away"
     keeps = False
@@ -98,7 +98,7 @@ class Discard(CriuPeer):
 
 
 class Keep(Discard):
-    """The other one: all is in memory when the job goes on, and goes no further."""
+    """Second reference: the image stays in memory."""
 
     name = "criu --stream, kept in memory"
 
@@ -107,7 +107,7 @@ class Keep(Discard):
 
 
 class DumpAndPack(CriuPeer):
-    """`criu dump` to files, which another program then packs."""
+    """Runs `criu dump` to files, which another program then packs."""
 
     def snapshot(self, meter, job):
         meter.run(self.dump(job))
@@ -165,7 +165,7 @@ class Restic(DumpAndPack):
 
 
 class Streamer(CriuPeer):
-    """`criu dump --stream` through criu-image-streamer into a compressor."""
+    """Runs `criu dump --stream` through criu-image-streamer into a compressor."""
 
     needs = "criu-image-streamer"
 

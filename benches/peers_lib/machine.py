@@ -1,4 +1,4 @@
-"""The ground that is measured on: programs, their versions, the workloads' Python."""
+"""Environment of the measurement: programs, their versions, the workloads' Python."""
 
 import os
 import pathlib
@@ -11,7 +11,7 @@ import bare_freeze
 
 
 def find_programs(arguments):
-    """What there is of the peers, by name: a program, for DMTCP the folder of its programs."""
+    """Returns the available peers by name: a program, or for DMTCP the folder of its programs."""
     given = {
         "ckpt-run": arguments.bin,
         "restic": shutil.which("restic"),
@@ -24,7 +24,7 @@ def find_programs(arguments):
 
 
 def make_python(cache):
-    """A virtual environment with numpy, made once; returns its interpreter."""
+    """Creates a virtual environment with numpy once; returns its interpreter."""
     python = cache / "venv/bin/python"
     if not python.exists():
         shutil.rmtree(cache, ignore_errors=True)
@@ -36,7 +36,7 @@ def make_python(cache):
 
 
 def describe(programs, criu_prefix, python):
-    """Machine and versions, for the results."""
+    """Describes the machine and versions for the results."""
     told = {
         "processors": f"{os.cpu_count()} of {processor()}",
         "memory": f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') >> 30} GiB",
@@ -48,7 +48,7 @@ def describe(programs, criu_prefix, python):
         "lz4": version(["lz4", "--version"]),
         "tar": version(["tar", "--version"]),
     }
-    # criu-image-streamer does not tell.
+    # criu-image-streamer does not report it.
     for name, command in (
         ("ckpt-run", ["--version"]),
         ("restic", ["version"]),
@@ -67,7 +67,7 @@ def processor():
 
 
 def version(command):
-    """The first line that a program says of itself."""
+    """Returns the first line of a program's version output."""
     words = [str(word) for word in command]
     said = subprocess.run(words, capture_output=True, text=True, check=False)
     line = ((said.stdout or said.stderr).strip().splitlines() or ["unknown"])[0]

@@ -1,4 +1,4 @@
-"""What a tool costs: CPU seconds, memory, and what it leaves on the disk."""
+"""Cost of a tool: CPU seconds, memory, and disk usage."""
 
 import os
 import pathlib
@@ -9,7 +9,7 @@ from bare_freeze import Failure
 
 SAMPLE_SECONDS = 0.05
 COMMAND_SECONDS_MAX = 300
-SAID_MAX = 2000  # characters of a tool's output that a failure tells
+SAID_MAX = 2000  # characters of a tool's output in a failure
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 SECTOR_BYTES = 512
@@ -28,7 +28,7 @@ class Meter:
         self.hosts = list(hosts)
         self.residents = [*residents, *hosts]
         self.jobs = set(jobs)
-        self.copies = {}  # CPU seconds by pid, as last seen
+        self.copies = {}  # CPU seconds by pid, at the last query
         self.roots = set(self.residents)
         self.cpu_seconds = 0.0
         self.peak_bytes = 0
@@ -46,7 +46,7 @@ class Meter:
         self.cpu_seconds += self.resident_cpu() + sum(self.copies.values())
 
     def start(self, command):
-        """Starts a command, to be ended with `finish`."""
+        """Starts a command, to be ended by `finish`."""
         process = subprocess.Popen(
             [str(word) for word in command],
             stdin=subprocess.DEVNULL,
@@ -58,7 +58,7 @@ class Meter:
         return process
 
     def finish(self, process):
-        """Waits for its end; returns what it said."""
+        """Waits for its end; returns its output."""
         timer = threading.Timer(COMMAND_SECONDS_MAX, process.kill)
         timer.start()
         with process.stdout:
@@ -90,7 +90,7 @@ class Meter:
             self.peak_bytes = max(self.peak_bytes, sum(map(resident_bytes, pids)))
 
     def tree(self, roots):
-        """The processes and all below them, but for the jobs."""
+        """Returns the processes and all below them, without the jobs."""
         found, waiting = [], list(roots)
         while waiting:
             pid = waiting.pop()
@@ -101,7 +101,7 @@ class Meter:
 
 
 def bash(script):
-    """A pipeline that fails when any part of it does."""
+    """Returns a pipeline that fails if any part of it does."""
     return ["bash", "-c", f"set -o pipefail; {script}"]
 
 
@@ -111,23 +111,23 @@ def children(pid):
         for thread in os.listdir(f"/proc/{pid}/task"):
             found += pathlib.Path(f"/proc/{pid}/task/{thread}/children").read_text().split()
     except OSError:
-        pass  # it ended meanwhile
+        pass  # it exited meanwhile
     return [int(child) for child in found]
 
 
 def session(leader):
-    """The processes of a session."""
+    """Returns the processes of a session."""
     pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     return [pid for pid in pids if stat(pid)[3:4] == [str(leader)]]
 
 
 def cpu_seconds(pid):
-    """Of a process and of those of its children that were waited for."""
+    """Returns the CPU time of a process and of its children that were waited for."""
     return sum(map(int, stat(pid)[11:15])) / TICKS_A_SECOND
 
 
 def stat(pid):
-    """The fields of /proc/PID/stat from the third on; none of a process that ended."""
+    """Returns the fields of /proc/PID/stat from the third on; none for an exited process."""
     try:
         return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -142,7 +142,7 @@ def resident_bytes(pid):
 
 
 def pid_inside(pid):
-    """The pid that a process has in the innermost namespace, or None."""
+    """Returns the pid of a process in the innermost namespace, or None."""
     try:
         for line in pathlib.Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("NSpid:"):
@@ -153,13 +153,13 @@ def pid_inside(pid):
 
 
 def disk_bytes(folder):
-    """What the files take on the disk, those with two names once."""
+    """Returns the disk usage of the files; hard links count once."""
     found = [path.lstat() for path in folder.rglob("*") if not path.is_dir()]
     return sum({status.st_ino: status.st_blocks for status in found}.values()) * SECTOR_BYTES
 
 
 def make_durable(folder, since):
-    """fsync of everything in a folder that changed, for all tools alike: cheap where it was done."""
+    """Syncs everything in a folder that changed, for all tools alike: cheap if it was done already."""
     for path in [folder, *folder.rglob("*")]:
         if not (path.is_file() or path.is_dir()) or path.stat().st_ctime < since:
             continue
@@ -171,6 +171,6 @@ def make_durable(folder, since):
 
 
 def drop_page_cache():
-    """What is read from now on comes from the disk."""
+    """Drops the page cache, so that later reads come from the disk."""
     os.sync()
     pathlib.Path("/proc/sys/vm/drop_caches").write_text("3")

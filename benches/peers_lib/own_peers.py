@@ -1,4 +1,4 @@
-"""The peers that a job must be started under: ckpt-run and DMTCP. The interface is that of criu_peers."""
+"""Peers under which a job must be started: ckpt-run and DMTCP. The interface is that of criu_peers."""
 
 import json
 import os
@@ -15,7 +15,7 @@ START_SECONDS_MAX = 30
 
 
 class OwnPeer:
-    """What those have in common that have the job to themselves."""
+    """Common parts of peers that have the job to themselves."""
 
     keeps = True
     rounds_max = None
@@ -28,10 +28,10 @@ class OwnPeer:
         self.store.mkdir(parents=True, mode=0o700)
 
     def forget_dump(self):
-        """There is none."""
+        """Does nothing: there is no separate dump."""
 
     def details(self):
-        """What it says itself about its newest image."""
+        """Returns the tool's own report about its newest image."""
         return {}
 
 
@@ -50,7 +50,7 @@ class CkptRun(OwnPeer):
 
     def start_job(self):
         supervise = [*self.command(), "--interval", "never", "--", *self.setting.job]
-        # One log a start: what the job wrote before is ckpt-run's to cut back.
+        # One log per start: ckpt-run truncates the job's earlier output.
         number = sum(1 for _ in self.work.glob("supervisor.*"))
         return Supervised(supervise, self.work / f"supervisor.{number}.log")
 
@@ -87,7 +87,7 @@ class Dmtcp(OwnPeer):
         )
 
     def under_coordinator(self, program, *arguments):
-        """A coordinator and the job that joins it; restores and launches alike."""
+        """Runs a coordinator and the job that joins it, for restores and launches."""
         port = self.work / "port"
         port.unlink(missing_ok=True)
         coordinator = Process(
@@ -126,20 +126,20 @@ class DmtcpGzip(Dmtcp):
     name = "DMTCP, gzip"
     group = "dmtcp gzip"
     compression = "--gzip"
-    # An image takes half a minute and more, in which the job stands still.
+    # An image takes half a minute and more, with the job frozen.
     rounds_max = 1
     workloads = ("inference",)
 
 
 class DmtcpJob(Process):
-    """The job, in whose process DMTCP works, and the coordinator beside it."""
+    """Job, in whose process DMTCP works, and the coordinator beside it."""
 
     def __init__(self, command, log, coordinator):
         super().__init__(command, log)
         self.coordinator = coordinator
 
     def kill(self):
-        # What it started for itself, such as gzip, is in its session.
+        # Processes started by the tool, such as gzip, are in its session.
         try:
             os.killpg(self.pid, signal.SIGKILL)
         except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""The same as a picture: one row of panels a workload, one bar a peer."""
+"""The results as a picture: a row of panels per workload, a bar per peer."""
 
 import statistics
 from xml.sax.saxutils import escape
@@ -12,7 +12,7 @@ PANELS = (
     ("restore, s", "restore", "restore_seconds", 1, "{:.2f}"),
 )
 OURS = "ckpt-run"
-# Bars end at so many times the median, lest one that is far off makes all others invisible.
+# Bars are cut at this multiple of the median, so that an outlier does not make all others invisible.
 LONGEST_MEDIANS = 3
 NAME_WIDTH, PANEL_WIDTH, BAR_WIDTH = 210, 170, 115
 LINE, HEAD, GAP = 20, 46, 26
@@ -23,7 +23,7 @@ STYLE = (
 
 
 def svg(results):
-    """The picture's text. A bar that does not fit is cut, and marked."""
+    """Returns the picture's text. A bar that does not fit is cut and marked."""
     parts, top = [], GAP
     for workload, peers in results.workloads.items():
         parts.append(text(10, top, workload, "w"))

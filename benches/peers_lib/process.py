@@ -15,7 +15,7 @@ END_SECONDS_MAX = 30
 
 
 class Process:
-    """One program, in a session of its own; what it says goes to `log`."""
+    """Program in a separate session; its output goes to `log`."""
 
     def __init__(self, command, log):
         self.log = log
@@ -41,7 +41,7 @@ class Process:
 
 
 class OwnJob(bare_freeze.Job):
-    """A job under nobody, in a PID and mount namespace of its own."""
+    """Job without a tool, in a separate PID and mount namespace."""
 
     def alive(self):
         return self.process.poll() is None
@@ -51,7 +51,7 @@ class OwnJob(bare_freeze.Job):
 
 
 class Restored(Process):
-    """A job that CRIU restores in fresh namespaces. `server` is what streams the image to it."""
+    """Job that CRIU restores in fresh namespaces. `server` streams the image to it."""
 
     def __init__(self, command, images, server=None):
         self.images = images
@@ -59,7 +59,7 @@ class Restored(Process):
         words = " ".join(f"'{word}'" for word in command)
         command = [
             *("unshare", "--pid", "--mount", "--fork", "--kill-child", "--mount-proc"),
-            # pid 1 stays, as the parent of the job.
+            # pid 1 stays as the job's parent.
             *("sh", "-c", f"{words} && exec sleep infinity"),
         ]
         super().__init__(command, images.parent / "restored.log")
@@ -84,7 +84,7 @@ class Restored(Process):
 
 
 class Supervised(Process):
-    """A supervisor, in whose sandbox the root of the job's tree has the lowest pid of those not left to CRIU."""
+    """Supervisor; in its sandbox the root of the job's tree has the lowest pid of those not left to CRIU."""
 
     def job(self):
         found = self.root()
@@ -106,7 +106,7 @@ class Supervised(Process):
 
 
 def below(pid, inside):
-    """The first descendant that has this pid in its own namespace."""
+    """Returns the first descendant that has this pid in its own namespace."""
     for child in meter.children(pid):
         if meter.pid_inside(child) == inside:
             return child
@@ -116,7 +116,7 @@ def below(pid, inside):
 
 
 def await_end(pid):
-    """Until a process that is not our child is gone."""
+    """Waits until a process that is not our child has exited."""
     try:
         fd = os.pidfd_open(pid)
     except ProcessLookupError:

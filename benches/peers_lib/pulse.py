@@ -1,4 +1,4 @@
-"""The measuring side of a workload's heartbeat: how long it stood still, and when it beats again."""
+"""Measuring side of a workload's heartbeat: lengths of freezes, and the first beat afterwards."""
 
 import os
 import struct
@@ -14,7 +14,7 @@ SETTLE_NS = 50_000_000
 
 
 class Pulse:
-    """Reads the file anew each time: a restore may have replaced it."""
+    """Reads the file again each time: a restore may have replaced it."""
 
     def __init__(self, path):
         self.path = path
@@ -46,10 +46,10 @@ class Pulse:
         self.await_that(lambda words: words[heartbeat.STEPS] >= goal, job, WAIT_SECONDS_MAX)
 
     def await_life(self, job, limit):
-        """Waits until a restored job beats and takes a step; returns when it was seen to beat.
+        """Waits until a restored job beats and takes a step; returns the time at which the beat was seen.
 
-        That its clock goes on from the dump is CRIU's doing: its beats are not to be compared with
-        our time. A beat is an increase: putting the file back to what it was is a decrease.
+        CRIU continues its clock from the dump, so its beats cannot be compared with our time. A
+        beat is an increase; the rollback of the file is a decrease.
         """
         seen = []
 
@@ -75,7 +75,7 @@ class Pulse:
         return words
 
     def gaps(self, since_ns, job):
-        """Seconds of each gap that ended after `since_ns`, once the job runs again."""
+        """Returns the seconds of each gap that ended after `since_ns`, once the job runs again."""
         self.await_beat(time.monotonic_ns() + SETTLE_NS, job)
         words = self.words()
         ring = words[heartbeat.RING :]

@@ -1,10 +1,10 @@
-"""What was measured, as data and as a table."""
+"""Measurements as data and as a table."""
 
 import json
 import statistics
 
 MIB = 1 << 20
-# Head of the column, what it shows of both images, how.
+# Title of the column, the value for both images, the format.
 COLUMNS = (
     ("freeze, s", "freeze_seconds", 1, "{:.2f}"),
     ("durable, s", "durable_seconds", 1, "{:.2f}"),
@@ -15,7 +15,7 @@ COLUMNS = (
 
 
 class Results:
-    """Every measured value, by workload and peer, in the order in which they came."""
+    """All measured values, by workload and peer, in order of arrival."""
 
     def __init__(self, machine):
         self.machine = machine
@@ -30,7 +30,7 @@ class Results:
         entry["errors" if kind == "error" else kind].append(values)
 
     def median(self, workload, peer, kind, name):
-        """Of a value over the rounds; None where there is none."""
+        """Returns the median of a value over the rounds; None without values."""
         values = [entry[name] for entry in self.workloads[workload][peer][kind]]
         return statistics.median(values) if values else None
 

@@ -1,4 +1,4 @@
-"""The measurement itself: what happens to a job and to its images, in which order.
+"""Procedure of the measurement: the operations on a job and its images, in order.
 
 For each group of peers that share a job, a round is
 
@@ -19,14 +19,14 @@ from bare_freeze import Failure
 from .meter import Meter, disk_bytes, drop_page_cache, make_durable
 from .pulse import Pulse
 
-# Steps before the first image: buffers and caches are as in the middle of a run.
+# Steps before the first image, so that buffers and caches are as in the middle of a run.
 WARM_STEPS = 3
 RESTORE_SECONDS_MAX = 60
 
 
 @dataclasses.dataclass
 class Workload:
-    """A job to take images of. `steps` are taken between the first and the second one."""
+    """Job of which images are taken. `steps` are taken between the first and the second one."""
 
     name: str
     script: str
@@ -36,7 +36,7 @@ class Workload:
 
 @dataclasses.dataclass
 class Setting:
-    """What the peers need to know: programs, folders, the job's command."""
+    """Setting of the peers: programs, folders, the job's command."""
 
     programs: dict
     criu_prefix: pathlib.Path
@@ -55,12 +55,12 @@ class Setting:
 
 
 def run_round(setting, group, number, report):
-    """One round of a group; `report(peer, kind, values)` is told each result."""
+    """Runs one round of a group; `report(peer, kind, values)` receives each result."""
     shutil.rmtree(setting.folder, ignore_errors=True)
-    setting.plugins.mkdir(parents=True)  # stays empty: no plugin of the system's acts
+    setting.plugins.mkdir(parents=True)  # stays empty: no plugin of the system is used
     pulse = Pulse(setting.heart)
     peers = [peer(setting, setting.folder / f"peer{index}") for index, peer in enumerate(group)]
-    # Whoever comes first should not always do so.
+    # The order of the peers rotates.
     peers = peers[number % len(peers) :] + peers[: number % len(peers)]
     take_images(setting, peers, pulse, report)
     for peer in peers:
@@ -88,7 +88,7 @@ def take_images(setting, peers, pulse, report):
 
 
 def attempt(peer, report, action):
-    """The action's values. A peer that fails is told and left out from there; others go on."""
+    """Returns the action's values. A peer that fails is reported and left out from then on; others continue."""
     try:
         return action()
     except (Failure, OSError, subprocess.SubprocessError) as failure:

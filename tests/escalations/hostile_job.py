@@ -1,4 +1,4 @@
-"""The hostile job: it prepares a case, waits until it has been killed and restored, and prints what it has gained.
+"""Hostile job: it prepares a case, waits until it has been killed and restored, and prints what it has gained.
 
     hostile_job.py CASE HOME VICTIM
 
@@ -22,17 +22,17 @@ def say(*words):
 
 
 def ready():
-    """Returns in the restored process, when the accomplice has done its part."""
+    """Returns in the restored process, after the accomplice has acted."""
     say("READY")
     while not os.path.exists(f"{home}/turned"):
         time.sleep(0.01)
-    # The first process is killed in this sleep; the restored one is told to go on.
+    # The first process is killed in this sleep; the restored one is told to continue.
     while not os.path.exists(f"{home}/restored"):
         time.sleep(0.01)
 
 
 def fill(name, mode):
-    """A file that looks like one of root's."""
+    """Writes a file that looks like one of root."""
     path = f"{inner}/{name}"
     with open(path, "w") as file:
         file.write("x" * os.stat(f"{victim}/{name}").st_size)
@@ -54,7 +54,7 @@ if case == "recreate":
     file.write("# more\n")
     file.flush()
 elif case == "closed":
-    # Not open at the snapshot: the rollback puts it back.
+    # Not open at the snapshot, so the rollback restores it.
     with open(f"{inner}/passwd", "w") as file:
         file.write("evil::0:0::/:/bin/sh\n")
     os.mkdir(f"{inner}/folder")
@@ -101,7 +101,7 @@ elif case == "fifo":
     pipe = os.open(f"{inner}/pipe", os.O_RDWR)
     ready()
 elif case == "ghost":
-    # CRIU makes a file without a name anew, for a moment.
+    # CRIU creates a file without a name again, for a moment.
     file = open(f"{inner}/gone", "w+")
     file.write("/home/nobody/evil.so\n")
     file.flush()
@@ -110,7 +110,7 @@ elif case == "ghost":
     file.write("more")
     file.flush()
 elif case == "renamed":
-    # CRIU links a file that has lost its name into its folder, at the dump and at the restore.
+    # CRIU links a file whose name was removed into its folder, at the dump and at the restore.
     file = open(f"{inner}/first", "w+")
     file.write("* * * * * root evil\n")
     file.flush()
@@ -133,7 +133,7 @@ elif case == "content":
         except OSError as error:
             say("refused", error)
 elif case == "owned":
-    # A folder of root's is within this user's own, who may rename it.
+    # A folder of root within this user's own, which the user may rename.
     file = open(f"{inner}/shadow", "w+")
     file.write("y" * os.stat(f"{victim}/shadow").st_size)
     file.flush()

@@ -1,4 +1,4 @@
-"""The time there is, and waiting within it."""
+"""Time budget, and waits within it."""
 
 import time
 
@@ -8,11 +8,11 @@ POLL_SECONDS = 0.05
 
 
 class OutOfTime(Failure):
-    """The end of the budget, or it was called off."""
+    """The budget is used up, or the run was cancelled."""
 
 
 class Budget:
-    """Ends at its deadline, or when it is called off; a part of it ends earlier."""
+    """Ends at its deadline, or when it is cancelled; a part of it ends earlier."""
 
     def __init__(self, seconds, called_off):
         self.deadline = time.monotonic() + seconds
@@ -25,10 +25,10 @@ class Budget:
         return Budget(min(seconds, self.left()), self.called_off)
 
     def until(self, condition, what, program=None, poll=POLL_SECONDS):
-        """Waits until it holds and returns it; the end of `program` before is a Failure."""
+        """Waits until a condition holds and returns its value; an earlier exit of `program` is a Failure."""
         while not (found := condition()):
             if program and program.code() is not None:
-                # Both may have come since the condition was looked at.
+                # Both may have happened since the condition was checked.
                 if found := condition():
                     return found
                 raise Failure(f"ended with {program.code()} before {what}")

@@ -1,4 +1,4 @@
-"""The jobs by name, and how each is started."""
+"""The jobs by name, with their command lines."""
 
 import collections.abc
 import dataclasses
@@ -11,7 +11,7 @@ from . import neighbours, programs, switching, trials
 
 JOBS = pathlib.Path(__file__).resolve().parent.parent / "jobs"
 RESULT, TIMES = "result.txt", "times.txt"
-# What keeps runs equal and on this machine alone, and NVLink's multicast off.
+# Settings that keep runs equal and on this machine, with NVLink's multicast off.
 ENVIRONMENT = {
     "PYTHONPATH": str(JOBS),
     "PYTHONDONTWRITEBYTECODE": "1",
@@ -24,7 +24,7 @@ ENVIRONMENT = {
 
 
 def environment():
-    """Every job's."""
+    """Returns the environment of every job."""
     return os.environ | ENVIRONMENT | {"PATH": programs.PATH}
 
 
@@ -50,9 +50,9 @@ class Job:
     more: tuple = ()
     result: str = RESULT
     times: str = TIMES
-    # Nothing else runs beside it: it takes a whole GPU, or is measured.
+    # Runs alone: it takes a whole GPU, or is measured.
     alone: bool = False
-    # Only where it is named: it answers a question, and is no part of the table.
+    # Runs only when named: it answers a question and is not part of the table.
     on_request: bool = False
 
     def words(self, tools, pace_ms):
@@ -81,14 +81,14 @@ class Job:
         return environment() | dict(self.more)
 
     def missing(self, device):
-        """What it needs and is not here: a module, a GPU or a compiler; NumPy stands in for CuPy without a GPU."""
+        """Returns a missing requirement: a module, a GPU or a compiler; NumPy replaces CuPy without a GPU."""
         if self.program:
             return programs.missing(device)
         needs = [name for name in self.needs if device == "cuda" or name != "cupy"]
         return next((name for name in needs if importlib.util.find_spec(name) is None), None)
 
 
-# The longest first; what matters least last, for when the time does not suffice.
+# The longest first; the least important last, in case the time does not suffice.
 ONE_GPU = (
     Job("hf-trainer", "JOBS/hf_trainer.py", ("torch", "transformers", "accelerate")),
     Job("compile", "JOBS/compile.py", steps=500),

@@ -1,4 +1,4 @@
-"""A cgroup with a limit of memory, of either version, for processes that move into it by themselves."""
+"""Cgroup with a memory limit, of either version, for processes that move into it themselves."""
 
 import os
 import pathlib
@@ -13,7 +13,7 @@ LAUNCH = 'echo 0 > "$0/cgroup.procs" && exec "$@"'
 
 
 class Group:
-    """Made where the memory controller is; `remove` takes it away again."""
+    """Created where the memory controller is; `remove` removes it."""
 
     def __init__(self, limit_bytes):
         root, self.version = hierarchy()
@@ -29,11 +29,11 @@ class Group:
             raise Failure(f"cannot make a cgroup with a limit in {root}: {error}") from error
 
     def launcher(self):
-        """Words before a command that make it run in here, and all that it starts."""
+        """Returns a prefix that makes a command and all its children run in the group."""
         return ("sh", "-c", LAUNCH, str(self.path))
 
     def pids(self):
-        """Of the processes in here."""
+        """Returns the pids of the processes in the group."""
         try:
             return [int(pid) for pid in (self.path / "cgroup.procs").read_text().split()]
         except OSError:
@@ -47,13 +47,13 @@ class Group:
             return None  # a kernel before 5.19
 
     def oom_kills(self):
-        """Processes that the kernel has killed for want of memory in here."""
+        """Returns the number of processes in the group that the kernel has killed for lack of memory."""
         name = "memory.events" if self.version == 2 else "memory.oom_control"
         lines = map(str.split, (self.path / name).read_text().splitlines())
         return next((int(count) for key, count in lines if key == "oom_kill"), 0)
 
     def remove(self):
-        """Returns whether it is gone; processes in it that do not end keep it."""
+        """Returns true if the group was removed; processes that do not exit keep it."""
         deadline = time.monotonic() + REMOVE_SECONDS_MAX
         while self.path.exists():
             try:
@@ -66,7 +66,7 @@ class Group:
 
 
 def hierarchy():
-    """The folder to make a group with a limit of memory in, and the version of its hierarchy.
+    """Returns the folder for a group with a memory limit, and the version of its hierarchy.
 
     Version 1: our own group. Version 2: the root, since a group with processes has none with limits in it.
     """
@@ -83,7 +83,7 @@ def hierarchy():
 
 
 def own_group(controller):
-    """Ours in a hierarchy of version 1, relative to its root."""
+    """Returns this process's group in a hierarchy of version 1, relative to its root."""
     for line in pathlib.Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if controller in controllers.split(","):

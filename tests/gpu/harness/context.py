@@ -1,4 +1,4 @@
-"""What all parts of a measurement share: tools, time, folders, and whether all went well."""
+"""Shared parts of a measurement: tools, time, folders, and the overall result."""
 
 import pathlib
 import re
@@ -7,7 +7,7 @@ import tempfile
 
 from . import catalog
 
-# What a folder's name keeps of a program's.
+# Part of a program's name that is kept in a folder's name.
 UNSAFE = re.compile(r"[^a-z0-9]+")
 
 
@@ -20,15 +20,15 @@ class Context:
         self.bad = []
 
     def folder(self, *names):
-        """Of a run; the same names give the same folder."""
+        """Returns the folder of a run; the same names give the same folder."""
         return self.work / UNSAFE.sub("-", " ".join(map(str, names)).lower())
 
     def variables(self):
-        """The environment of every program."""
+        """Returns the environment of every program."""
         return catalog.environment()
 
     def judge(self, result):
-        """Remembers what went wrong."""
+        """Records a failure."""
         if result.startswith(("FAILED", "DIFFERS")):
             self.bad.append(result)
 

@@ -1,4 +1,4 @@
-"""Where it runs, and with what."""
+"""Description of the machine and the tools."""
 
 import datetime
 import importlib.metadata
@@ -11,7 +11,7 @@ PACKAGES = ("torch", "transformers", "accelerate", "cupy-cuda13x", "jax")
 
 
 def said(*words):
-    """The first line that a program prints, or nothing."""
+    """Returns the first line that a program prints, or nothing."""
     try:
         words = [str(word) for word in words]
         done = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
@@ -21,18 +21,18 @@ def said(*words):
 
 
 def gpu_query(what):
-    """One value a GPU, from nvidia-smi."""
+    """Returns one value per GPU from nvidia-smi."""
     return smi(f"--query-gpu={what}")
 
 
 def gpus_of(pids):
-    """UUIDs of the GPUs that any of these processes computes on."""
+    """Returns the UUIDs of the GPUs that any of these processes computes on."""
     apps = [line.split(", ") for line in smi("--query-compute-apps=pid,gpu_uuid")]
     return sorted({gpu for pid, gpu in apps if int(pid) in pids})
 
 
 def free_mib(gpu):
-    """Free memory of a GPU, by its UUID; None where that is not told."""
+    """Returns the free memory of a GPU, by its UUID; None if it is not reported."""
     told = [line.split(", ") for line in smi("--query-gpu=uuid,memory.free")]
     return next((int(free) for uuid, free in told if uuid == gpu and free.isdigit()), None)
 
@@ -73,7 +73,7 @@ def version(package):
 
 
 def facts(tools):
-    """(name, value) pairs."""
+    """Returns (name, value) pairs."""
     gpus = gpu_query("name") if tools.device == "cuda" else []
     driver = pathlib.Path("/sys/module/nvidia/version")
     versions = [f"{name} {found}" for name in PACKAGES if (found := version(name))]

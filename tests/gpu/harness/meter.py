@@ -1,4 +1,4 @@
-"""How much host memory something takes at its peak: of the whole machine, and of ckpt-run's own processes."""
+"""Peak host memory: of the whole machine, and of ckpt-run's own processes."""
 
 import mmap
 import multiprocessing
@@ -12,16 +12,16 @@ from . import processes
 
 POLL_SECONDS = 0.05
 KIB_PER_MIB, KIB_PER_GIB = 1 << 10, 1 << 20
-# Faulted in at a time: the kernel may refuse a mapping larger than the memory it knows of so far.
+# Populated at a time: the kernel may refuse a mapping larger than the memory it knows of so far.
 TOUCH_BYTES = 1 << 30
 TOUCH_SECONDS_MAX = 180
 TOUCH_POLL_SECONDS = 1
 
 
 class Meter:
-    """Watches from its making until `end`.
+    """Watches from its creation until `end`.
 
-    The machine's share is what MemAvailable sinks by: it counts pinned memory and tmpfs, not page cache.
+    The machine's value is the decrease of MemAvailable: it includes pinned memory and tmpfs, not page cache.
     Of ckpt-run it is the resident memory of all processes with the program of `pid` under it, its helpers and copiers
     included.
     """
@@ -73,12 +73,12 @@ def kib(path, name):
             if line.startswith(name):
                 return int(line.split()[1])
     except OSError:
-        pass  # it has ended
+        pass  # it has exited
     return 0
 
 
 def touch(gib):
-    """Faults in so much host memory from many processes at once, all of it held until the last has its share.
+    """Populates host memory from many processes at once, and holds all of it until the last has its share.
 
     Some machines hand out memory slowly when it is touched for the first time; the measurements are not about that.
     """
@@ -93,7 +93,7 @@ def touch(gib):
         worker.start()
     deadline = time.monotonic() + TOUCH_SECONDS_MAX
     running = {worker.sentinel: worker for worker in workers}
-    # One that the kernel ends for want of memory ends all.
+    # If the kernel kills one for lack of memory, all end.
     while running and time.monotonic() < deadline:
         ended = [running.pop(end) for end in connection.wait(running, TOUCH_POLL_SECONDS)]
         if any(worker.exitcode != 0 for worker in ended):
@@ -104,7 +104,7 @@ def touch(gib):
 
 
 def _touch(gib, barrier):
-    # The first to go when there is less memory than that.
+    # The first to be killed when there is less memory than that.
     pathlib.Path("/proc/self/oom_score_adj").write_text("1000")
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
     held = [mmap.mmap(-1, TOUCH_BYTES, flags=flags) for _ in range(gib)]

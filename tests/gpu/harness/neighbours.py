@@ -1,4 +1,4 @@
-"""What else is on the GPU: a program that has all its memory, an MPS daemon. These run alone."""
+"""Other programs on the GPU: one that occupies all its memory, and an MPS daemon. These trials run alone."""
 
 import contextlib
 import json
@@ -14,7 +14,7 @@ from .trials import Failure, Skipped
 HOG = "tests/gpu/jobs/hog.cu"
 # Left free by the hog: less than the job needs, and enough for the context of a second hog.
 HOG_LEAVES_GIB = 0.5
-# One may begin before all of the killed job's memory is back.
+# One may start before all of the killed job's memory is free.
 HOGS_MAX = 3
 MIB = 1 << 20
 LINES = 5
@@ -23,9 +23,9 @@ CONTROL, SERVER = "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"
 CONTROL_SECONDS_MAX = 30
 MPS_END_SECONDS_MAX = 15
 LOG_LINES = 4
-# What the kernel keeps of a program's name.
+# Part of a program's name that the kernel keeps.
 COMM_MAX = 15
-# Whether any CUDA program starts.
+# Tells if any CUDA program starts.
 PROBE = """
 import ctypes
 cuda, device, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), ctypes.c_void_p()
@@ -39,7 +39,7 @@ raise SystemExit(f"CUDA errors {codes}" if any(codes) else 0)
 
 
 def full(trial):
-    """While another program has the GPU's memory, the run does not go on, in words and untouched; then it does."""
+    """While another program has the GPU's memory, the run is refused without changes; afterwards it continues."""
     hog = programs.build(HOG, trial.folder)
     reference = trial.reference()
     trial.finish(reference, "the uninterrupted run")
@@ -55,7 +55,7 @@ def full(trial):
         raise Failure("the image does not tell what the job had on the GPU")
     job = run.job()
     trial.kill_all(run)
-    # What is left of a killed process may hold its memory for a moment longer.
+    # The remains of a killed process may hold its memory for a moment longer.
     trial.until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in job), "its last bit")
     before = listed(trial, run)
     hogs = []
@@ -77,7 +77,7 @@ def full(trial):
 
 
 def fill(trial, program, hogs, gpu, needed):
-    """Until less is free than the job needs."""
+    """Occupies memory until less is free than the job needs."""
     for number in range(HOGS_MAX):
         words, folder = [program, HOG_LEAVES_GIB], trial.folder / f"hog{number}"
         hogs.append(processes.Program(words, folder, trial.environment))
@@ -93,7 +93,7 @@ def fill(trial, program, hogs, gpu, needed):
 
 
 def refused_to_go_on(trial, gpu, known):
-    """One that is started to go on with the run ends with the reason, before CRIU; `known` lines are older."""
+    """A start that must be refused with the reason, before CRIU is started; `known` lines are older."""
     begun = time.monotonic()
     run = trial.supervise("never")
     trial.until(lambda: run.code() is not None, "the refusal")
@@ -114,7 +114,7 @@ def only(things, what):
 
 
 def shown(trial, run):
-    """The newest image, as `show --json` has it."""
+    """Returns the newest image, as in `show --json`."""
     return json.loads(trial.demand(run, "show --json"))
 
 
@@ -123,7 +123,7 @@ def listed(trial, run):
 
 
 def mps(trial):
-    """Computing through an MPS server, it is refused snapshots, in words that name MPS, and goes on."""
+    """A job that computes through an MPS server is refused snapshots with a message about MPS, and continues."""
     if trial.tools.device != "cuda":
         raise Skipped("no GPU here")
     for program in (CONTROL, SERVER):
@@ -147,7 +147,7 @@ def mps(trial):
 
 
 class Daemon:
-    """MPS of the trial's own: all programs of the trial have its folder in their environment."""
+    """MPS of this trial: all programs of the trial have its folder in their environment."""
 
     def __init__(self, trial):
         self.trial = trial
@@ -165,7 +165,7 @@ class Daemon:
             raise Skipped(f"{CONTROL} -d ended with {code}: {said}")
 
     def control(self, *options, command=None):
-        """Its exit code and words. Through files: the daemon keeps what it was given."""
+        """Returns its exit code and output, through files, because the daemon keeps its descriptors."""
         answer = self.trial.folder / "mps-answer"
         question = self.trial.folder / "mps-question"
         question.write_text(f"{command}\n" if command else "", encoding="ascii")
@@ -183,7 +183,7 @@ class Daemon:
         return done.returncode, " ".join(answer.read_text(errors="replace").split())
 
     def probe(self):
-        """Where not even a program outside of ckpt-run starts, there is nothing to try."""
+        """Skips the trial if not even a program outside of ckpt-run starts."""
         words = [self.trial.tools.python, "-c", PROBE]
         probe = processes.Program(words, self.trial.folder / "probe", self.trial.environment)
         self.trial.programs.append(probe)
@@ -194,7 +194,7 @@ class Daemon:
             raise Skipped(f"no CUDA program starts under MPS here: {why}; {log}")
 
     def account(self):
-        """Who computes through it, and the ends of its logs."""
+        """Returns the processes that compute through it, and the ends of its logs."""
         notes = []
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             servers = self.control(command="get_server_list")[1]
@@ -208,7 +208,7 @@ class Daemon:
         return notes
 
     def end(self):
-        """Asks it to quit; kills what is left of it."""
+        """Requests its end; kills the remaining processes."""
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             self.control(command="quit")
         deadline = time.monotonic() + MPS_END_SECONDS_MAX
@@ -218,13 +218,13 @@ class Daemon:
             self.trial.outcome.notes.append(f"MPS did not quit: {len(left)} processes were killed")
 
     def processes(self):
-        """Those of it that are there: they have its folder in their environment."""
+        """Returns its existing processes: they have its folder in their environment."""
         own = f"CUDA_MPS_PIPE_DIRECTORY={self.pipes}".encode()
         return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if has(pid, own)]
 
 
 def has(pid, variable):
-    """Whether it is a program of MPS with this in its environment."""
+    """Returns true for a program of MPS with this in its environment."""
     try:
         name = pathlib.Path(f"/proc/{pid}/comm").read_text()
         environment = pathlib.Path(f"/proc/{pid}/environ").read_bytes()

@@ -1,4 +1,4 @@
-"""How a run is told, with its GPUs; and jobs that hang."""
+"""Reports about a run with its GPUs; and jobs that hang."""
 
 import json
 import pathlib
@@ -7,11 +7,11 @@ import time
 from . import machine, processes, sessions, supervised
 from .trials import Failure
 
-# Of freezes as words and as numbers.
+# Tolerance between freezes in text and as numbers.
 ROUNDING_SECONDS = 0.011
 FREEZE_SECONDS_MAX = 60
 SNAPSHOTS_TOLD_MAX = 10
-# Of a snapshot of a GPU job.
+# Phases of a snapshot of a GPU job.
 GPU_PHASES = {"lock", "suspend", "dump"}
 NOT_RUNNING = 3
 
@@ -19,7 +19,7 @@ LINES = 5
 # The sign and its limit, which is longer than PyTorch takes to start; without a GPU, and with snapshots all the time.
 GPU_SIGN = ("gpu", "30s")
 CPU_SIGN, CPU_SIGN_ALWAYS = ("cpu", "5s"), ("output", "20s")
-# From the job's last life until it is taken for hung, beyond the limit: samples, a snapshot under way, stacks.
+# From the job's last attempt to the detection, beyond the limit: samples, a snapshot in progress, stacks.
 LATE_SECONDS_MAX = 70
 # All images of a silence, and those before it.
 KEEP = 50
@@ -36,7 +36,7 @@ def expect(holds, what):
 
 
 def status(trial):
-    """A run with a crash is told as it was: while it runs, and when it is over."""
+    """A run with a crash is reported correctly, while it runs and afterwards."""
     reference = trial.reference()
     run = trial.supervise(f"{trial.job.interval}s")
     trial.computes(run)
@@ -61,7 +61,7 @@ def status(trial):
 
 
 def calm_status(trial, run):
-    """`status --json` between two snapshots, and the log is as far."""
+    """Returns `status --json` between two snapshots, with the log at the same point."""
     found = []
 
     def calm():
@@ -115,10 +115,10 @@ def check_status(trial, run, told):
 
 
 def check_images(trial, run):
-    """`list` and `show`; returns the name of the GPU that the job used."""
+    """Checks `list` and `show`; returns the name of the GPU that the job used."""
     listed = json.loads(trial.demand(run, "list --json"))
     table = trial.demand(run, "list").splitlines()
-    # The schedule may have made one more.
+    # The schedule may have added one.
     expect(len(table) > 1 and listed, "list: no images")
     expect(all(not one["damaged"] and one["freeze_ms"] > 0 for one in listed), f"list: {listed}")
     image = listed[-1]["id"]
@@ -139,7 +139,7 @@ def check_images(trial, run):
     used = [gpu for gpu in cuda["gpus"] if gpu["used_bytes"]]
     expect(len(used) == 1 and cuda["pids"], f"show: {cuda['gpus']}, {cuda['pids']}")
     gpu = used[0]
-    # It is on none during a snapshot.
+    # During a snapshot it is on none.
     on_it = f"its processes to be on {gpu['uuid']}"
     trial.until(lambda: machine.gpus_of(run.job()) == [gpu["uuid"]], on_it, run)
     expect(gpu["used_bytes"] < gpu["memory_bytes"], f"show: {gpu}")
@@ -178,7 +178,7 @@ def driver():
 
 
 def hangs(trial, always=False):
-    """Once it falls silent it is killed and restored from before, and ends equal; `always`: snapshots go on."""
+    """A silent job is killed and restored from an earlier image, and ends equal; `always`: snapshots continue."""
     on_gpu = trial.tools.device == "cuda"
     sign = GPU_SIGN if on_gpu else CPU_SIGN_ALWAYS if always else CPU_SIGN
     mark = trial.folder / "reference" / "hung"
@@ -208,7 +208,7 @@ def hangs(trial, always=False):
 
 
 def wait_for_the_finding(trial, run, seconds_max):
-    """Returns how busy the GPU was meanwhile, looked at now and then."""
+    """Returns the GPU's utilization meanwhile, from samples."""
     begun, seen = time.monotonic(), []
     before = len(run.log().images)
 
@@ -248,5 +248,5 @@ def seconds(text):
 
 
 def utilization():
-    """Of the first GPU, in percent, in words."""
+    """Returns the utilization of the first GPU in percent, as text."""
     return next(iter(machine.gpu_query("utilization.gpu")), "?")

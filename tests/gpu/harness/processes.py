@@ -1,4 +1,4 @@
-"""The processes of a job, and programs of ours that are ended whatever happens."""
+"""Processes of a job, and programs of the harness, which are ended in any case."""
 
 import os
 import pathlib
@@ -16,12 +16,12 @@ def children(pid):
         for thread in os.listdir(f"/proc/{pid}/task"):
             found += pathlib.Path(f"/proc/{pid}/task/{thread}/children").read_text().split()
     except OSError:
-        pass  # it has ended
+        pass  # it has exited
     return [int(child) for child in found]
 
 
 def descendants(pid):
-    """All below a process, parents first."""
+    """Returns all processes below a process, parents first."""
     found = children(pid)
     for child in found:
         found += children(child)
@@ -29,7 +29,7 @@ def descendants(pid):
 
 
 def pid_inside(pid):
-    """Its pid in its own namespace."""
+    """Returns its pid in its own namespace."""
     try:
         for line in pathlib.Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("NSpid:"):
@@ -40,7 +40,7 @@ def pid_inside(pid):
 
 
 def job_of(supervisor):
-    """The job's processes, its first one first: all below the root of its tree."""
+    """Returns the job's processes, the first one first: all below the root of its tree."""
     for init in descendants(supervisor):
         if pid_inside(init) == 1:
             inside = {pid: pid_inside(pid) or 0 for pid in children(init)}
@@ -50,7 +50,7 @@ def job_of(supervisor):
 
 
 def alive(pid):
-    """Whether it is there and no zombie."""
+    """Returns true if it exists and is no zombie."""
     try:
         return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -58,7 +58,7 @@ def alive(pid):
 
 
 def kill(pids):
-    """SIGKILL to each; returns how many were there."""
+    """Sends SIGKILL to each; returns how many existed."""
     count = 0
     for pid in pids:
         try:
@@ -70,13 +70,13 @@ def kill(pids):
 
 
 class Program:
-    """A program in a session of its own, with its output in files, or with a terminal for all its streams."""
+    """Program in a separate session, with its output in files, or with a terminal for all its streams."""
 
     def __init__(self, words, folder, environment, terminal=None):
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.stdout, self.stderr = folder / "stdout", folder / "stderr"
-        # Appended to, for a run that goes on under a second supervisor.
+        # Appended to, for a run that continues under a second supervisor.
         with self.stdout.open("ab") as stdout, self.stderr.open("ab") as stderr:
             self.process = subprocess.Popen(
                 [str(word) for word in words],
@@ -93,23 +93,23 @@ class Program:
         return self.process.pid
 
     def code(self):
-        """Its exit code, or None while it runs."""
+        """Returns its exit code, or None while it runs."""
         return self.process.poll()
 
     def lines(self):
-        """Lines on stdout so far."""
+        """Returns the lines on stdout so far."""
         return self.stdout.read_bytes().count(b"\n")
 
     def kill(self):
-        """SIGKILL; an error when it is stuck in the kernel or the driver."""
+        """Sends SIGKILL; an error if it is blocked in the kernel or the driver."""
         self.process.kill()
         self.process.wait(END_SECONDS_MAX)
 
     def end(self):
-        """Ends it and all below it; harmless when it has ended."""
+        """Ends it and all below it; harmless if it has exited."""
         if self.code() is not None:
             return
-        # Asked first: who is killed within a call to the driver's checkpoint may hurt others on the GPU.
+        # A request first: a kill during a call to the driver's checkpoint may affect others on the GPU.
         below = descendants(self.pid)
         for ask in (signal.SIGINT, signal.SIGTERM, signal.SIGTERM):
             try:
@@ -120,7 +120,7 @@ class Program:
                 pass
         else:
             self.kill()
-        # A plain job's own children; those of a sandbox die with it.
+        # A plain job's own children; those of a sandbox exit with it.
         kill(pid for pid in below if os.path.exists(f"/proc/{pid}") and session(pid) == self.pid)
 
 

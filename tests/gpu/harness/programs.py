@@ -1,4 +1,4 @@
-"""CUDA programs of this repository, compiled where they are used."""
+"""CUDA programs of this repository, compiled on the machine where they are used."""
 
 import os
 import pathlib
@@ -7,21 +7,21 @@ import subprocess
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 PATH = f"{os.environ.get('PATH', '')}:/usr/local/cuda/bin"
-# For this machine's GPU; where the compiler does not see one, for those it knows.
+# For this machine's GPU; if the compiler does not see one, for those it knows.
 TARGETS = (("-arch=native",), ())
 BUILD_SECONDS_MAX = 120
 TAIL = 300
 
 
 def missing(device):
-    """What is not here, or None."""
+    """Returns a missing requirement, or None."""
     if device == "cpu":
         return "GPU"
     return None if shutil.which("nvcc", path=PATH) else "nvcc"
 
 
 def build(source, folder, name=None, flags=()):
-    """Compiles a source, named from the repository's root, with the CUDA runtime in it; returns the program."""
+    """Compiles a source, named from the repository's root, with the CUDA runtime; returns the program."""
     source = ROOT / source
     folder.mkdir(parents=True, exist_ok=True)
     program = folder / (name or source.stem)

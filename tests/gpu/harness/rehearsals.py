@@ -1,4 +1,4 @@
-"""Rehearsals of jobs: one that passes and one that cannot, and that nothing is left of them."""
+"""Rehearsals of jobs: one that passes and one that cannot, without any leftovers."""
 
 import os
 import pathlib
@@ -6,11 +6,11 @@ import pathlib
 from . import processes, supervised
 from .trials import Failure
 
-# For a job to show that it computes: PyTorch may load for long.
+# Time for a job to show that it computes: PyTorch may load for long.
 PATIENCE_SECONDS = 60
-# What is there before, and what we make.
+# Existing files, and those that the trial creates.
 KNOWN = {"ckpt-run.toml", "stdout", "stderr"}
-# What a pass tells.
+# Figures in the report of a pass.
 FIGURES = ("checked", "frozen", "durable", "restore", "image", "interval")
 STEPS = (
     "machine",
@@ -30,7 +30,7 @@ STEPS = (
 
 
 def passes(trial):
-    """PASS with all figures, exit code 0, and nothing is left."""
+    """PASS with all figures, exit code 0, and no leftovers."""
     run, lines = rehearse(trial)
     trial.outcome.notes += [line for line in lines if line.startswith(("skipped", "UNCLEAR"))]
     verdict = next((at for at, line in enumerate(lines) if line.startswith("PASS: ")), None)
@@ -48,7 +48,7 @@ def passes(trial):
 
 
 def fails(trial):
-    """FAIL with reason and remedy, exit code 1, and nothing is left."""
+    """FAIL with reason and remedy, exit code 1, and no leftovers."""
     run, lines = rehearse(trial)
     reason, remedy = told(lines, "FAIL: "), told(lines, "  -> ")
     trial.outcome.notes += [f"exit code {run.code()}", reason, remedy.strip()]
@@ -64,7 +64,7 @@ def fails(trial):
 
 
 def rehearse(trial):
-    """The rehearsal when it has ended, and its lines."""
+    """Returns the completed rehearsal, and its lines."""
     folder, tools = trial.folder / "rehearsal", trial.tools
     folder.mkdir(parents=True)
     text = supervised.Settings(memory=tools.memory).text(tools.cpus)
@@ -88,7 +88,7 @@ def begins(beginning):
 
 
 def nothing_left(run):
-    """Neither a file nor a process."""
+    """Checks for leftover files and processes."""
     if files := {path.name for path in run.folder.iterdir()} - KNOWN:
         raise Failure(f"left in its folder: {' '.join(sorted(files))}")
     pids = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if is_in(pid, run)]

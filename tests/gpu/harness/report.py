@@ -1,4 +1,4 @@
-"""The table: a line for each job as it ends, and the same as Markdown for the records."""
+"""The table: a line for each job when it ends, and the same as Markdown for the records."""
 
 import pathlib
 import statistics
@@ -64,21 +64,21 @@ def notes(outcome):
         found.append(f"{outcome.called_off} of the crashes fell into a snapshot")
     if outcome.failures and not outcome.good:
         found.append(outcome.failures[-1])
-    # Logs do not outlive the run.
+    # Logs are deleted after the run.
     return [note.partition(" (log: ")[0] for note in found]
 
 
 def tails(trial):
-    """The ends of a failed trial's logs: ckpt-run's own lines, and what the job said."""
-    # Those that went on in the place of others have one log.
+    """Returns the ends of a failed trial's logs: ckpt-run's lines, and the job's output."""
+    # Runs that continued others share a log.
     for program in {program.folder: program for program in trial.programs}.values():
         lines = program.stderr.read_text(errors="replace").splitlines()
         own = [text for text in lines if text.startswith("ckpt-run:")]
         others = [text for text in lines if not text.startswith("ckpt-run:")]
-        # The same refusal again and again says nothing new.
+        # Repeated refusals are left out.
         own = [text for text, before in zip(own, [None, *own]) if not alike(text, before)]
         shown = [*own[-TAIL_LINES:], *others[-TAIL_LINES:]]
-        # Progress bars are one long line.
+        # A progress bar is one long line.
         shown = [text.rpartition("\r")[2][:LINE_WIDTH_MAX] for text in shown]
         if shown:
             yield f"{program.folder.name}:"
@@ -86,7 +86,7 @@ def tails(trial):
 
 
 def alike(text, before):
-    """Whether two lines are the same but for the names of logs."""
+    """Returns true if two lines are equal except for the names of logs."""
     return before is not None and text.partition(" (log: ")[0] == before.partition(" (log: ")[0]
 
 

@@ -1,4 +1,4 @@
-"""The command line of the scripts: options, several trials beside each other, and the end of them all."""
+"""Command line of the scripts: options, several trials in parallel, and their end."""
 
 import argparse
 import concurrent.futures
@@ -14,31 +14,31 @@ import time
 
 from . import machine, report, supervised, trials
 
-# A trial that has less than this left is not begun.
+# A trial with less time left than this is not started.
 TRIAL_SECONDS_MIN = 60
-# Longest trial: several times what is usual.
+# Longest trial: several times the usual time.
 TRIAL_SECONDS_MAX = 210
-# For ending what still runs when the time is up.
+# Time for ending running trials when the time is up.
 END_SECONDS = 25
-# Of each log that is kept.
+# Length kept of each log.
 LOG_BYTES_MAX = 200_000
 
 
 @dataclasses.dataclass
 class Tools:
-    """What the trials run with."""
+    """Tools of the trials."""
 
     bin: pathlib.Path
     criu: pathlib.Path
     python: str
     device: str
     cpus: int
-    # `cuda.memory`; empty: ckpt-run's own.
+    # `cuda.memory`; empty: ckpt-run's default.
     memory: str = ""
 
 
 def add_tools(parser):
-    """The options that say what to run with and how long."""
+    """Adds the options for tools and times."""
     root = pathlib.Path(__file__).resolve().parents[3]
     path = pathlib.Path
     parser.add_argument("--bin", type=path, default=root / "target/release/ckpt-run")
@@ -100,7 +100,7 @@ class Runner:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: self.called_off.set())
         self.outcomes = []
-        # Names, and why these were not tried.
+        # Names, and the reasons for not starting these.
         self.skipped = {}
 
     def run(self):
@@ -141,7 +141,7 @@ class Runner:
         if missing := job.missing(self.tools.device):
             return self.skip(job, f"no {missing} here")
         left = self.deadline - time.monotonic()
-        # Seeded by the job's name: the same crashes whatever runs beside it.
+        # Seeded by the job's name: the same crashes whatever runs in parallel.
         chance = random.Random(f"{self.options.seed} {job.name}")
         deadline = time.monotonic() + min(left, self.options.limit)
         trial = trials.Trial(
@@ -170,7 +170,7 @@ class Runner:
             print(text, flush=True)
 
     def keep_logs(self, trial):
-        """Copies the ends of a trial's logs, CRIU's too."""
+        """Copies the ends of a trial's logs, including CRIU's."""
         if not self.options.logs:
             return
         patterns = ("*/stdout", "*/stderr", "*/*.txt", "supervised/store/logs/*")
@@ -188,7 +188,7 @@ class Runner:
         print(f"written: {path}")
 
     def arguments(self):
-        """Those that change what is measured."""
+        """Returns the options that affect the measurement."""
         options = self.options
         told = [f"--parallel {options.parallel}", f"--seed {options.seed}"]
         told += [f"--jobs {options.jobs}"] if options.jobs else []

@@ -6,7 +6,7 @@ HEADING = re.compile(r"^## ", re.MULTILINE)
 
 
 class Section:
-    """A heading, how it was measured, a table, and remarks."""
+    """A heading, a description of the measurement, a table, and remarks."""
 
     def __init__(self, title, legend, columns):
         """`columns` are (name, width when printed) pairs."""
@@ -39,7 +39,7 @@ class Section:
 
 
 def record(path, title, sections, facts):
-    """Writes sections into the file; those of the file that were not measured now stay as they are."""
+    """Writes sections into the file; its other sections are not changed."""
     old = path.read_text(encoding="utf-8") if path.exists() else ""
     kept = {text.partition("\n")[0]: f"## {text.strip()}\n" for text in HEADING.split(old)[1:]}
     kept |= {section.title: section.markdown(facts) for section in sections}

@@ -1,4 +1,4 @@
-"""A program under ckpt-run that is snapshotted and killed on demand, with what each of it took."""
+"""Program under ckpt-run that is snapshotted and killed on request, with measured times."""
 
 import dataclasses
 import os
@@ -11,16 +11,16 @@ from .trials import Failure, first_difference
 
 # Lines before the first snapshot, and after each event, that show that the program computes.
 LINES = 3
-# How finely the way back is timed.
+# Resolution of the restore's time.
 BACK_POLL_SECONDS = 0.002
 READ_BYTES = 1 << 24
-# `12 1f…`: a step and what it gave.
+# `12 1f…`: a step and its result.
 STEP_LINE = re.compile(rb"^(\d+) ")
 
 
 @dataclasses.dataclass(frozen=True)
 class Freeze:
-    """A snapshot; `durable` is from its start until it is on the disk."""
+    """A snapshot; `durable` is the time from its start until it is on the disk."""
 
     seconds: float
     phases: dict
@@ -30,7 +30,7 @@ class Freeze:
 
 @dataclasses.dataclass(frozen=True)
 class Back:
-    """From a SIGKILL to the first new line, and what ckpt-run says that its restore took."""
+    """Time from a SIGKILL to the first new line, and the restore's time reported by ckpt-run."""
 
     computing: float
     took: float
@@ -38,7 +38,7 @@ class Back:
 
 
 class Session:
-    """A context: leaving it ends the program and removes its images."""
+    """Context: leaving it ends the program and removes its images."""
 
     def __init__(self, context, folder, words, settings, interval="never", launcher=()):
         self.budget = context.budget
@@ -62,12 +62,12 @@ class Session:
         self.run.clear()
 
     def computes(self, lines=LINES):
-        """Waits for so many more lines."""
+        """Waits for this many more lines."""
         wanted = self.run.lines() + lines
         self.budget.until(lambda: self.run.lines() >= wanted, "its next steps", self.run)
 
     def snapshot(self):
-        """Takes one and waits until it is durable and the program computes."""
+        """Takes a snapshot and waits until it is durable and the program computes."""
         code, words = self.run.ask("snapshot", max(1, self.budget.left()))
         if code != 0:
             raise Failure(f"snapshot: {(words.splitlines() or ['failed'])[-1]}")
@@ -78,9 +78,9 @@ class Session:
         return freeze_of(log.snapshots[-1], log.reports[-1])
 
     def crash(self):
-        """Kills the job's first process, its images in the page cache, and times the way back.
+        """Kills the job's first process, with its images in the page cache, and measures the time of the restore.
 
-        What the program wrote after the snapshot is cut off its output, before it writes the same again.
+        The program's output after the snapshot is truncated before the program writes the same again.
         """
         self.computes()
         read_all(self.run.store)
@@ -102,7 +102,7 @@ class Session:
         return Back(computing, log.restores[-1], log.ways_back[-1])
 
     def restored_since(self, known):
-        """The log, once it tells of more restores than those."""
+        """Returns the log after it reports more restores than those."""
         log = self.run.log()
         return log if len(log.restores) > known else None
 
@@ -117,12 +117,12 @@ def freeze_of(phases, report):
 
 
 def seconds_of(text):
-    """`5.60s` as a number."""
+    """Returns `5.60s` as a number."""
     return float(text.removesuffix("s")) if text else None
 
 
 def read_all(folder):
-    """Into the page cache, which ckpt-run writes past."""
+    """Reads files into the page cache, which ckpt-run bypasses when writing."""
     for path in (path for path in pathlib.Path(folder).rglob("*") if path.is_file()):
         with path.open("rb", buffering=0) as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
@@ -131,7 +131,7 @@ def read_all(folder):
 
 
 def steps_done(stdout):
-    """Steps that a program's output tells of."""
+    """Returns the steps in a program's output."""
     for line in reversed(stdout.read_bytes().splitlines()):
         if found := STEP_LINE.match(line):
             return int(found[1]) + 1
@@ -139,9 +139,9 @@ def steps_done(stdout):
 
 
 def verdict(reference, stdout):
-    """Whether a program's output is the beginning of the uninterrupted run's, in words."""
+    """Checks that a program's output is a prefix of the uninterrupted run's; returns the result as text."""
     expected, got = reference.read_bytes(), stdout.read_bytes()
-    # The last line may be in the making.
+    # The last line may be incomplete.
     got = got[: got.rfind(b"\n") + 1]
     if not got:
         return "FAILED: no output"

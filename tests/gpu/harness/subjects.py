@@ -1,4 +1,4 @@
-"""The programs that are measured. Without a GPU a small PyTorch training stands in for each, to try the script."""
+"""Measured programs. Without a GPU a small PyTorch training replaces each, to test the script."""
 
 import collections.abc
 import dataclasses
@@ -8,22 +8,22 @@ from . import catalog, programs
 
 COUNTER, CHURN, HOG = "examples/counter.cu", "tests/gpu/jobs/churn.cu", "tests/gpu/jobs/hog.cu"
 HALVES, ALLOCATE = "tests/gpu/jobs/halves.cu", "tests/gpu/jobs/allocate.cu"
-# What ALLOCATE could print.
+# Lines that ALLOCATE prints.
 ALLOCATED = (
     "pairs 2 200 2.50 1.50 plain",
     "pairs 64 200 9.00 8.00 plain",
     "kept 64 128 9.00 8.00 plain",
 )
-# Only so many bits of each word are used: an image is about a quarter of the memory.
+# Only this many bits of each word are used: an image is about a quarter of the memory.
 NARROW = ("-DCOUNTER_BITS=16",)
 ENDLESS = 10**9
-# In a program's own folder: it ends when the file is there.
+# In a program's own folder: the program ends when the file exists.
 ENOUGH = "enough"
 
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """`words(steps, pace_ms)` is its command. `ends` tells that it ends by itself once ENOUGH is there."""
+    """`words(steps, pace_ms)` returns its command. `ends`: it ends by itself once ENOUGH exists."""
 
     name: str
     gib: float
@@ -35,7 +35,7 @@ class Subject:
 
 
 def counter(context, gib, narrow=False):
-    """One allocation of so much memory; prints a checksum of all of it each step."""
+    """One allocation of this size; prints a checksum of all of it in each step."""
     if context.tools.device == "cpu":
         return dataclasses.replace(big(context, gib), name=f"stand-in {gib:g}")
     program = build(context, COUNTER, "narrow" if narrow else "counter", NARROW if narrow else ())
@@ -44,7 +44,7 @@ def counter(context, gib, narrow=False):
 
 
 def churn(context, gib):
-    """Two threads that allocate and free all the time; prints a checksum of all each step."""
+    """Two threads that allocate and free all the time; prints a checksum of all in each step."""
     if context.tools.device == "cpu":
         return dataclasses.replace(big(context, gib), name=f"stand-in {gib:g}")
     program = build(context, CHURN, "churn")
@@ -69,14 +69,14 @@ def halves(context, gib):
 
 
 def allocate(context):
-    """The command that times allocations, and ends by itself."""
+    """Command that measures allocations, and ends by itself."""
     if context.tools.device == "cpu":
         return ["printf", "%s\n", *ALLOCATED]
     return [build(context, ALLOCATE, "allocate")]
 
 
 def big(context, gib):
-    """A PyTorch training; prints the loss of each step, and a checksum of all its state now and then."""
+    """PyTorch training; prints the loss of each step, and a checksum of its whole state now and then."""
     fixed = [context.tools.python, catalog.JOBS / "big.py", "--device", context.tools.device]
     return Subject(
         f"training {gib:g} GiB",
@@ -91,5 +91,5 @@ def build(context, source, name, flags=()):
 
 
 def missing(context):
-    """What the CUDA programs need and is not here, or None."""
+    """Returns a missing requirement of the CUDA programs, or None."""
     return None if context.tools.device == "cpu" else programs.missing("cuda")

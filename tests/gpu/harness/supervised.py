@@ -1,4 +1,4 @@
-"""A job under ckpt-run, and what ckpt-run's log says about it. Its command line and log are known here alone."""
+"""Job under ckpt-run, and the contents of ckpt-run's log. Its command line and log format are known only here."""
 
 import dataclasses
 import re
@@ -12,18 +12,18 @@ FIELDS = re.compile(r'\b(freeze|durable|raw|stored)=("[^"]*"|\S+)')
 RESTORED = re.compile(r'^ckpt-run: restored image=(\d+) took=([\d.]+)s phases="([^"]*)"')
 FAILED = re.compile(r"^ckpt-run: (?:warning|error): (snapshot failed.*)")
 HUNG = re.compile(r"^ckpt-run: error: the job hangs, (.*?): it is killed and restored.* log=(\S+)")
-# Ends of the job and of attempts to bring it back.
+# Ends of the job and of attempts to restore it.
 ENDED = re.compile(r"^ckpt-run: (?:warning|error): ((?:the job crashed|restore failed).*)")
 CALLED_OFF = re.compile(r"^ckpt-run: snapshot called off")
-# The time that the job stands still.
+# Duration of the freeze.
 FREEZE_PHASES = ("lock", "suspend", "dump", "resume", "unlock")
-# What ckpt-run is told where GPU memory stays during a snapshot.
+# Settings for the place of GPU memory during a snapshot.
 MEMORY = ("auto", "resident", "driver")
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What a run's ckpt-run.toml says; what is empty is left to ckpt-run."""
+    """Content of a run's ckpt-run.toml; empty settings keep their defaults."""
 
     keep: int = 3
     memory: str = ""
@@ -45,21 +45,21 @@ class Settings:
 
 
 class Log:
-    """What has happened so far."""
+    """Events so far."""
 
     def __init__(self, text):
         self.own = [line for line in text.splitlines() if line.startswith("ckpt-run:")]
         snapshots = self._all(SNAPSHOT)
         self.snapshots = [phases(found[2]) for found in snapshots]
-        # The same ones: what else their lines say.
+        # The same events: the rest of their lines.
         self.reports = [fields(found[0]) for found in snapshots]
         self.images = [found[1] for found in snapshots]
         restores = self._all(RESTORED)
         self.restored = [found[1] for found in restores]
-        # The same ones: what they took, in all and in phases.
+        # The same events: their durations, in total and by phase.
         self.restores = [float(found[2]) for found in restores]
         self.ways_back = [phases(found[3]) for found in restores]
-        # The signs, and where it is told what the job did.
+        # The signs, and the places that report the job's activity.
         self.hangs = [(found[1], found[2]) for found in self._all(HUNG)]
         self.failures = [found[1] for found in self._all(FAILED)]
         self.called_off = len(self._all(CALLED_OFF))
@@ -70,12 +70,12 @@ class Log:
 
 
 def fields(line):
-    """`freeze=5.60s stored="1.5 GiB"` as words."""
+    """Parses `freeze=5.60s stored="1.5 GiB"` into words."""
     return {name: value.strip('"') for name, value in FIELDS.findall(line)}
 
 
 def phases(text):
-    """`lock 0.001, dump 0.247` as numbers."""
+    """Parses `lock 0.001, dump 0.247` into numbers."""
     return {name: float(time) for name, time in (part.split() for part in text.split(", "))}
 
 
@@ -84,7 +84,7 @@ def freeze(snapshot):
 
 
 class Supervised(processes.Program):
-    """`ckpt-run … -- JOB` in a folder of its own; `launcher` is a command that becomes ckpt-run."""
+    """Runs `ckpt-run … -- JOB` in a folder; `launcher` is a command that becomes ckpt-run."""
 
     def __init__(
         self,
@@ -109,11 +109,11 @@ class Supervised(processes.Program):
         return Log(self.stderr.read_text(encoding="utf-8", errors="replace"))
 
     def job(self):
-        """Pids of the job, its first process first."""
+        """Returns the pids of the job, its first process first."""
         return processes.job_of(self.pid)
 
     def ask(self, verb, seconds_max):
-        """Asks the supervisor; returns (exit code, what was said)."""
+        """Sends a request to the supervisor; returns (exit code, output)."""
         words = [self.tools.bin, *verb.split(), "--store", self.store]
         done = subprocess.run(
             [str(word) for word in words],
@@ -126,5 +126,5 @@ class Supervised(processes.Program):
         return done.returncode, (done.stderr or done.stdout).strip()
 
     def clear(self):
-        """Images are large; logs stay."""
+        """Removes images, which are large; keeps logs."""
         shutil.rmtree(self.store, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""That the driver does not switch away from kernels of what it has resumed, and what is done about it. These run alone."""
+"""The driver does not switch away from kernels of resumed processes, and ckpt-run's handling. These trials run alone."""
 
 import subprocess
 
@@ -8,7 +8,7 @@ SPIN = "tests/gpu/jobs/spin.cu"
 # Longer than the driver waits for a switch.
 LONG_SECONDS, SHORT_SECONDS = 9, 0.01
 ROUNDS = 2
-# After a snapshot: that kernels were not switched is noticed after some 6 s.
+# After a snapshot: a missing switch of kernels is noticed after some 6 s.
 SECONDS = 10
 LAUNCH_FAILURE = "unspecified launch failure"
 
@@ -37,7 +37,7 @@ def long_kernel(trial):
 
 
 def cuda(trial, words, program):
-    """The driver's calls alone."""
+    """Uses the driver's calls alone."""
     words = [trial.tools.bin, "cuda", *words.split(), "--pid", program.pid]
     done = subprocess.run(
         [str(word) for word in words],
@@ -51,7 +51,7 @@ def cuda(trial, words, program):
 
 
 def pair(trial):
-    """Two NCCL jobs on the same GPUs: no snapshots, in words; when one has ended, the other is snapshotted and restored."""
+    """Two NCCL jobs on the same GPUs: snapshots are refused; when one has ended, the other is snapshotted and restored."""
     if trial.tools.device != "cuda":
         raise trials.Skipped("no GPU here")
     runs = [trial.supervise("never", name=f"supervised-{which}") for which in ("one", "other")]
@@ -76,7 +76,7 @@ def pair(trial):
 
 
 def go_on(trial, runs):
-    """They compute, and CUDA has failed in none of them."""
+    """Checks that they compute, and that CUDA has failed in none of them."""
     for run in runs:
         trial.computes(run, run.lines() + trials.PACE_STEPS)
         if LAUNCH_FAILURE in run.stderr.read_text(encoding="utf-8", errors="replace"):

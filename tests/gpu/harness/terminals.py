@@ -1,4 +1,4 @@
-"""A job at a real terminal: killed and restored there, with all that it shows in its place."""
+"""Job at a real terminal: killed and restored there, with all its output in the right place."""
 
 import itertools
 import os
@@ -13,9 +13,9 @@ from .trials import Failure
 ROWS, COLUMNS = 24, 100
 READ_BYTES = 1 << 16
 CLOSE_SECONDS_MAX = 10
-# Lines that are told of, which are not about steps.
+# Recorded lines that are not about steps.
 OTHERS_MAX = 4
-# A small shell: the terminal is its own; it runs the program, says how that ended, and ends when somebody types.
+# Small shell that owns the terminal: it runs the program, prints its exit code, and ends on input.
 SHELL = """
 import fcntl, os, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
@@ -28,14 +28,14 @@ os.read(0, 1)
 sys.exit(code)
 """
 PROMPT = "shell: "
-# What was on a line before it was drawn anew.
+# Earlier contents of a line that was drawn again.
 REDRAWN = re.compile(r"[^\n]*\r\x1b\[K")
 RAW_LOCAL = termios.ICANON | termios.ECHO
 LOCAL_MODES = 3
 
 
 class Terminal:
-    """Somebody looks at it and writes down all that is shown, in `screen`."""
+    """Collects everything that is shown, in `screen`."""
 
     def __init__(self, screen):
         self.screen = screen
@@ -52,7 +52,7 @@ class Terminal:
                 try:
                     file.write(os.read(self.master, READ_BYTES))
                 except OSError:
-                    return  # nobody has it any more
+                    return  # no process has it open any more
 
     def modes(self):
         return termios.tcgetattr(self.master)
@@ -68,7 +68,7 @@ class Terminal:
         self.reader.join(CLOSE_SECONDS_MAX)
 
     def lines(self):
-        """All whole lines that were ever shown; not those of the status, which are gone when more is written."""
+        """Returns all complete lines ever shown, without status lines, which are erased by later output."""
         text = self.screen.read_bytes().decode(errors="replace")
         text = text.replace("\r\r\n", "\n").replace("\r\n", "\n")
         return [REDRAWN.sub("", line) for line in text.split("\n")[:-1]]
@@ -84,18 +84,18 @@ class AtTerminal(supervised.Supervised):
             launcher=(tools.python, "-c", SHELL),
             terminal=terminal.slave,
         )
-        # Where its messages are.
+        # Place of its messages.
         self.stderr = terminal.screen
 
     def log(self):
         return supervised.Log("\n".join(self.terminal.lines()))
 
     def steps(self):
-        """The job's lines about its steps: what it says on stderr is at the terminal, too."""
+        """Returns the job's lines about its steps: its stderr is at the terminal, too."""
         return [line for line in self.terminal.lines() if sessions.STEP_LINE.match(line.encode())]
 
     def others(self):
-        """What else the job said."""
+        """Returns the job's other lines."""
         lines = itertools.takewhile(lambda line: not line.startswith(PROMPT), self.terminal.lines())
         steps = set(self.steps())
         return [line for line in lines if not line.startswith("ckpt-run:") and line not in steps]
@@ -105,7 +105,7 @@ class AtTerminal(supervised.Supervised):
 
 
 def tty(trial):
-    """All its processes are killed; it goes on at the terminal, which has its modes again in the end."""
+    """All its processes are killed; it continues at the terminal, whose modes are restored at the end."""
     folder = trial.folder / "supervised"
     terminal = Terminal(folder / "screen")
     before = terminal.modes()

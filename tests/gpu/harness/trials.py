@@ -1,4 +1,4 @@
-"""What is done with a job: killed and restored, or refused; and what must be equal afterwards."""
+"""Trials of a job: killed and restored, or refused; and the comparison afterwards."""
 
 import dataclasses
 import shutil
@@ -10,17 +10,17 @@ from . import machine, processes, programs, supervised
 POLL_SECONDS = 0.05
 # A refused snapshot must not leave the job slower than this share of its pace before; others share the GPU.
 PACE_MIN = 0.9
-# Steps before and after the refused snapshots that the pace is taken from.
+# Steps before and after the refused snapshots from which the pace is computed.
 PACE_STEPS = 40
 REFUSALS = 2
 
 
 class Failure(Exception):
-    """Something that ends a trial, in words for the user."""
+    """Error that ends a trial, described for the user."""
 
 
 class Skipped(Exception):
-    """The trial cannot be made here, for this reason."""
+    """The trial is not possible here, for this reason."""
 
 
 @dataclasses.dataclass
@@ -38,31 +38,31 @@ class Outcome:
     back: list = dataclasses.field(default_factory=list)
     seconds: float = 0
     notes: list = dataclasses.field(default_factory=list)
-    # Its logs are worth a look, however it ends.
+    # Its logs are worth reading, however it ends.
     odd: bool = False
-    # Why it was not tried.
+    # The reason for not trying it.
     skipped: str = ""
 
     def fail(self, why):
-        """The first reason counts."""
+        """Records a failure; the first reason counts."""
         if self.good or not self.verdict.startswith("FAILED"):
             self.good, self.verdict = False, f"FAILED: {why}"
 
 
 class Trial:
-    """One job in a folder of its own."""
+    """One job in a separate folder."""
 
     def __init__(self, job, tools, folder, random, deadline, called_off):
         self.job, self.tools, self.folder, self.random = job, tools, folder, random
         self.deadline, self.called_off = deadline, called_off
         self.outcome = Outcome(job.name)
-        # Of the job and of all that runs it.
+        # Environment of the job and of all programs around it.
         self.environment = job.environment()
         self.programs = []
         self.plain = None
 
     def run(self):
-        """Never raises: whatever happens to one job, the others go on."""
+        """Never raises: other jobs are not affected."""
         begun = time.monotonic()
         self.guard(self.work)
         for program in self.programs:
@@ -83,7 +83,7 @@ class Trial:
             self.outcome.skipped = str(skipped)
         except Failure as failure:
             self.outcome.fail(str(failure))
-        except Exception as error:  # noqa: BLE001 (the others go on)
+        except Exception as error:  # noqa: BLE001 (other jobs continue)
             self.outcome.fail(f"{type(error).__name__}: {error}")
 
     def count(self):
@@ -108,7 +108,7 @@ class Trial:
         return self.plain
 
     def supervise(self, interval, environment=None, options=(), settings=None, name="supervised"):
-        """Starts the job under ckpt-run, or goes on with it."""
+        """Starts the job under ckpt-run, or continues its run."""
         return self.start(
             lambda words, folder, own: supervised.Supervised(
                 self.tools, folder, words, own | (environment or {}), interval, options, settings
@@ -124,12 +124,12 @@ class Trial:
         return program
 
     def until(self, condition, what, program=None):
-        """Waits until it holds; the end of `program` before is a failure."""
+        """Waits until a condition holds; an earlier exit of `program` is a failure."""
         while not condition():
             if self.plain and self.plain.code():
                 raise Failure(f"the uninterrupted run ended with {self.plain.code()}")
             if program and program.code() is not None:
-                # Both may have come since the condition was looked at.
+                # Both may have happened since the condition was checked.
                 if condition():
                     return
                 raise Failure(f"ended with {program.code()} before {what}")
@@ -138,7 +138,7 @@ class Trial:
             time.sleep(POLL_SECONDS)
 
     def wait(self, seconds, program):
-        """A random moment passes."""
+        """Waits for a random time."""
         self.pass_time(seconds, "its crash", program)
 
     def pass_time(self, seconds, what="a moment", program=None):
@@ -149,12 +149,12 @@ class Trial:
         self.until(lambda: run.lines() >= steps, f"step {steps}", run)
 
     def new_image(self, run):
-        """Waits for an image of what the job is now: the next one may have been begun before."""
+        """Waits for an image of the job's present state: the next one may have been begun earlier."""
         wanted = len(run.log().snapshots) + 2
         self.until(lambda: len(run.log().snapshots) >= wanted, "two new images", run)
 
     def crash(self, run, whole):
-        """Kills the whole job, or its first process alone, and waits until it is back."""
+        """Kills the whole job, or its first process alone, and waits until it is restored."""
         restores, pids = len(run.log().restores), run.job()
         if not processes.kill(pids if whole else pids[:1]):
             raise Failure("no process of the job was there to be killed")
@@ -164,7 +164,7 @@ class Trial:
         self.outcome.back.append(time.monotonic() - killed)
 
     def kill_all(self, run):
-        """SIGKILL to ckpt-run, as when the machine goes; its job dies with it."""
+        """Sends SIGKILL to ckpt-run, as if the machine failed; its job dies with it."""
         job = run.job()
         run.kill()
         self.outcome.crashes += 1
@@ -176,7 +176,7 @@ class Trial:
             raise Failure(f"{what} ended with {program.code()}")
 
     def same(self, reference, run):
-        """The result files, and stdout, byte for byte."""
+        """Compares the result files and stdout byte for byte."""
         for name in (self.job.result, "stdout"):
             expected, got = (where.folder / name for where in (reference, run))
             if not expected.is_file() or not got.is_file():
@@ -194,7 +194,7 @@ class Trial:
         return words
 
     def clear(self):
-        """Images are large; logs stay."""
+        """Removes images, which are large; keeps logs."""
         shutil.rmtree(self.folder / "supervised" / "store", ignore_errors=True)
 
 
@@ -207,7 +207,7 @@ def first_difference(expected, got):
 
 
 def restored(trial):
-    """Killed at random moments, each after a new image, the job ends as if never killed."""
+    """Killed at random moments, each after a new image, the job's result equals an uninterrupted one."""
     reference = trial.reference()
     run = trial.supervise(f"{trial.job.interval}s")
     for number in range(trial.job.crashes):
@@ -218,7 +218,7 @@ def restored(trial):
     trial.finish(run, "the job")
     trial.finish(reference, "the uninterrupted run")
     trial.same(reference, run)
-    # None is expected of such a job, and its logs tell more.
+    # None is expected of such a job, and its logs contain more.
     failures = [failure.partition(" (log: ")[0] for failure in run.log().failures]
     trial.outcome.notes += dict.fromkeys(failures)
     trial.outcome.odd |= bool(failures)
@@ -226,7 +226,7 @@ def restored(trial):
 
 
 def paused(trial):
-    """Paused, it stands still and has nothing on a GPU, on which the uninterrupted run computes meanwhile."""
+    """A paused job is stopped and uses no GPU, on which the uninterrupted run computes meanwhile."""
     run = trial.supervise("never")
     trial.computes(run, PACE_STEPS)
     on = machine.gpus_of(run.job())
@@ -248,7 +248,7 @@ def paused(trial):
 
 
 def refused(trial):
-    """A snapshot is refused in words, and the job goes on at its pace, to the same result."""
+    """A snapshot is refused with a message, and the job continues at its pace, to the same result."""
     reference = trial.reference()
     run = trial.supervise("never")
     said = []
@@ -264,7 +264,7 @@ def refused(trial):
     trial.outcome.notes.append(said[0].splitlines()[-1] if said[0] else "nothing was said")
     if any(len(words.splitlines()) != 1 for words in said):
         trial.outcome.notes.append(f"the refusal has {len(said[0].splitlines())} lines, not one")
-    # The first step also waits for what is still starting.
+    # The first step also waits for processes that are still starting.
     times = [float(line) for line in (run.folder / trial.job.times).read_text().split()]
     before, after = (statistics.median(part) for part in (times[:PACE_STEPS], times[-PACE_STEPS:]))
     trial.outcome.notes.append(

@@ -1,4 +1,4 @@
-"""The ways to freeze a program, measured one after the other: bare, and ckpt-run with the GPU memory here or there."""
+"""Ways to freeze a program, measured one after the other: bare, and ckpt-run with GPU memory on the host or the GPU."""
 
 import contextlib
 import dataclasses
@@ -13,13 +13,13 @@ from .budget import OutOfTime
 from .trials import Failure
 
 BARE = pathlib.Path(__file__).resolve().parents[3] / "benches/bare_freeze.py"
-# A bare round: the driver moves a GiB each way, CRIU writes it, and the program's next lines.
+# A bare round: the driver moves a GiB each way, CRIU writes it, and the program prints its next lines.
 BARE_SECONDS_PER_GIB, BARE_SECONDS = 1.2, 4
 # Host memory beyond the copies of the GPU's.
 SPARE_GIB = 6
-# Left for ending things, and for the uninterrupted run, when another round is begun.
+# Left for ending programs, and for the uninterrupted run, before another round is started.
 END_SECONDS = 30
-# A way that has less than this left is not begun: its program starts, too.
+# A way with less time left than this is not started: its program starts, too.
 START_SECONDS = 45
 
 COLUMNS = (
@@ -55,7 +55,7 @@ class Measured:
     backs: list = dataclasses.field(default_factory=list)
     host: meter.Meter | None = None
     stdout: pathlib.Path | None = None
-    # Why it ended early, or was not begun.
+    # The reason for an early end, or for not starting.
     why: str = ""
     result: str = ""
 
@@ -90,7 +90,7 @@ class Measured:
 
     @contextlib.contextmanager
     def guard(self):
-        """What goes wrong ends this row alone, and what was measured before stays in it."""
+        """An error ends only this row, which keeps its earlier measurements."""
         try:
             yield
         except OutOfTime as late:
@@ -101,11 +101,11 @@ class Measured:
 
 
 def nothing(_session):
-    """What is done where nothing is."""
+    """Does nothing."""
 
 
 def expect_shadow(context, measured, gib):
-    """What the GPU has room for twice goes through no host memory of that length."""
+    """Memory that fits the GPU twice must not pass through host memory of that size."""
     own = measured.host.own_mib if measured.host else 0
     whole = measured.way == "resident" and context.tools.device == "cuda"
     if whole and own > gib * 1024 / 2 and not measured.result.startswith("FAILED"):
@@ -113,14 +113,14 @@ def expect_shadow(context, measured, gib):
 
 
 def brief(measured):
-    """A row in words, before it is compared."""
+    """Returns a row as text, before the comparison."""
     cells = dict(zip([name for name, _ in COLUMNS], measured.cells()))
     told = (f"{name} {cells[name]}" for name in ("rounds", "freeze", "durable", "back"))
     return f"{' '.join(told)} {measured.result}".rstrip()
 
 
 def again(context, times):
-    """Whether there is time for one more, judged by the longest so far."""
+    """Returns true if there is time for another round, judged by the longest so far."""
     return context.budget.left() > max(times, default=0) * 2 + END_SECONDS
 
 
@@ -136,7 +136,7 @@ def supervised_way(
     after_start=nothing,
     at_end=nothing,
 ):
-    """`rounds` snapshots and then `crashes` under ckpt-run; the functions are given the session."""
+    """Takes `rounds` snapshots and then `crashes` under ckpt-run; the functions receive the session."""
     measured = Measured(program, way)
     if context.budget.left() < START_SECONDS:
         measured.result = "no time left"
@@ -163,7 +163,7 @@ def supervised_way(
 
 
 def bare_way(context, program, words, gib, rounds):
-    """Driver and CRIU alone; the image on a tmpfs where host memory has room for it beside the driver's copy."""
+    """Uses driver and CRIU alone; the image is on a tmpfs if host memory has room beside the driver's copy."""
     free = meter.available_kib() / meter.KIB_PER_GIB
     way = "bare" if free > 2 * gib + SPARE_GIB else "bare, thrown away"
     measured = Measured(program, way)
@@ -214,7 +214,7 @@ def tmpfs(folder, gib):
 
 
 def compare(context, all_measured, name, words_of):
-    """Runs the program uninterrupted, as far as any of them came, and judges them all."""
+    """Runs the program uninterrupted, as far as the longest of them, and compares them all."""
     compared = [measured for measured in all_measured if measured.stdout and not measured.why]
     steps = max((sessions.steps_done(measured.stdout) for measured in compared), default=0)
     if not steps:
@@ -239,5 +239,5 @@ def compare(context, all_measured, name, words_of):
 
 
 def free_gib(folder):
-    """Disk space."""
+    """Returns the free disk space."""
     return shutil.disk_usage(folder).free / 2**30

@@ -1,10 +1,10 @@
-// How long cudaMalloc and cudaFree take, in microseconds.
+// Durations of cudaMalloc and cudaFree in microseconds.
 //
 //   allocate
 //
 // Prints lines of "HOW MIB COUNT MALLOC FREE KIND", the medians of COUNT allocations of MIB mebibytes each. HOW is
 // "pairs" for those that are freed at once, and "kept" for those that are freed when the last is there. KIND is
-// "covered" for memory that other processes could be given, as ckpt-run's agent has it, else "plain".
+// "covered" for memory that other processes could import, as ckpt-run's agent provides it, else "plain".
 
 #include <algorithm>
 #include <chrono>
@@ -62,7 +62,7 @@ static double median(std::vector<double>& times)
     return times[times.size() / 2];
 }
 
-// The driver has a handle of what was made by cuMemCreate alone.
+// The driver returns a handle only for memory created by cuMemCreate.
 static bool is_covered(void* memory)
 {
     void* driver = dlopen("libcuda.so.1", RTLD_NOW);

@@ -11,7 +11,7 @@ def main():
     kind = torch.float16 if device == "cuda" else torch.bfloat16
     network = common.perceptron(torch, device)
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3)
-    # So large that the first steps overflow and are skipped: the scale is state too.
+    # So large that the first steps overflow and are skipped: the scale is part of the state.
     scaler = torch.amp.GradScaler(device, init_scale=2.0**24, growth_interval=20)
     for step in run.steps():
         points, classes = (part.to(device) for part in common.batch(torch, step))

@@ -1,26 +1,26 @@
 """A large model trained with AdamW, and a checksum of weights and optimizer now and then.
 
 --gib counts weights, gradients and both moments of AdamW, in float32. On a CPU it is a small part of
-that: enough to try a script with.
+that, for testing a script.
 """
 
 import common
 
 BATCH = 512
 WIDTH = 8192
-# Without a GPU: of the memory, and the width that goes with it.
+# Without a GPU: share of the memory, and the corresponding width.
 CPU_SHARE = 1 / 1024
 CPU_WIDTH = 256
 # Weight, gradient and two moments of a parameter.
 BYTES_PER_PARAMETER = 16
 # Steps from one checksum to the next.
 CHECK_STEPS = 50
-# Words that are summed at a time: their products are memory, too.
+# Number of words summed at a time, because their products take memory.
 SUM_WORDS = 1 << 24
 
 
 def network(torch, device, gib):
-    """As many square layers as there is memory for, made where they stay."""
+    """Returns as many square layers as there is memory for, created in place."""
     gib, width = (gib * CPU_SHARE, CPU_WIDTH) if device == "cpu" else (gib, WIDTH)
     layers = max(1, round(gib * 2**30 / BYTES_PER_PARAMETER / width**2))
     with torch.device(device):
@@ -31,7 +31,7 @@ def network(torch, device, gib):
 
 
 def checksum(torch, tensors, factors):
-    """Exact, of every word and its place; the same in every run."""
+    """Returns an exact checksum of every word and its position, equal in every run."""
     total = torch.zeros((), dtype=torch.int64, device=factors.device)
     for tensor in tensors:
         for part in tensor.detach().view(-1).view(torch.int32).split(SUM_WORDS):

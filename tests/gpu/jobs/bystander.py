@@ -1,4 +1,4 @@
-"""A training beside a child that opens the GPU and computes nothing there, as Open MPI's orted does through hwloc."""
+"""Training beside a child that opens the GPU without computing on it, as Open MPI's orted does through hwloc."""
 
 import ctypes
 import os
@@ -9,7 +9,7 @@ import sys
 import common
 
 GPU_DEVICES = 4  # CL_DEVICE_TYPE_GPU
-# Places of functions in the table that each platform of the ICD loader begins with.
+# Indexes of functions in the table at the beginning of each platform of the ICD loader.
 GET_DEVICE_IDS = 2
 PLUGIN_OFF = {"opencl": "-opencl", "nvml": "-nvml"}
 
@@ -25,7 +25,7 @@ def open_nvml():
 def open_opencl():
     """Lists NVIDIA's OpenCL devices, without a context, by the driver's own library: no ICD loader is needed."""
     library = ctypes.CDLL("libnvidia-opencl.so.1")
-    # As a loader does: the library exports it under no name.
+    # As a loader does: the library exports the function under no name.
     address_of = library.clGetExtensionFunctionAddress
     address_of.restype, address_of.argtypes = ctypes.c_void_p, [ctypes.c_char_p]
     kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint, ctypes.c_void_p, ctypes.c_void_p)
@@ -50,12 +50,12 @@ def open_opencl():
 
 
 def watch(through, as_hwloc):
-    """The child: opens the GPU, notes what it holds, and ends when its parent does."""
+    """Body of the child: opens the GPU, records its open files, and ends with its parent."""
     off = PLUGIN_OFF[through] in os.environ.get("HWLOC_COMPONENTS", "").split(",")
     library = None
     if not (as_hwloc and off):
         library = {"nvml": open_nvml, "opencl": open_opencl}[through]()
-    # The folder's own descriptor is closed by the time it is looked at.
+    # The folder's own descriptor is closed before it is read.
     links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
     held = sorted(os.readlink(link) for link in links if os.path.lexists(link))
     devices = [path for path in held if path.startswith("/dev/nvidia")]

@@ -1,4 +1,4 @@
-// GPU memory that comes and goes: two threads free and allocate segments of mixed sizes in each step.
+// Changing GPU memory: two threads free and allocate segments of mixed sizes in each step.
 //
 //   churn GIB STEPS MS_PER_STEP [UNTIL]
 //
@@ -23,7 +23,7 @@ constexpr int BLOCKS = 256;
 constexpr int GRID_THREADS = 256;
 constexpr int WORKERS = 2;
 constexpr int SEGMENTS = 32;
-// Segments that a thread replaces in a step.
+// Number of segments that a thread replaces in a step.
 constexpr int REPLACED = 6;
 constexpr size_t SIZE_MIN = 256;
 // A quarter of the segments is smaller than each of these, the last one smaller than an eighth of the thread's share.
@@ -52,7 +52,7 @@ __global__ void fill(Word* memory, size_t words, Word seed)
         memory[i] = mix(i + seed);
 }
 
-// Steps do not commute, and the factors are odd: no lost step and no wrong word goes unseen.
+// Steps do not commute, and the factors are odd: any lost step or wrong word changes the result.
 __global__ void advance(Word* memory, size_t words, Word step, Word* total)
 {
     size_t stride = size_t(gridDim.x) * blockDim.x;

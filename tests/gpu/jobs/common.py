@@ -1,4 +1,4 @@
-"""What the jobs share: their options, their pace, and the result that two runs are compared by.
+"""Shared parts of the jobs: options, pace, and the result for the comparison of two runs.
 
 A job prints one line a step, flushed, and at its end writes all lines and digests of its state to
 the result file. All are the same in every run with the same --steps, whatever the pace. No job
@@ -11,7 +11,7 @@ import os
 import sys
 import time
 
-# Read by cuBLAS and XLA at their start, so before any of them is imported.
+# Read by cuBLAS and XLA at their start, so set before any of them is imported.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 WIDTH = 256
@@ -30,7 +30,7 @@ def parse(doc, add=lambda parser: None):
 
 
 class Run:
-    """Steps at a pace, and what they gave."""
+    """Steps at a pace, and their results."""
 
     def __init__(self, options):
         self.options = options
@@ -38,7 +38,7 @@ class Run:
         self.times = []
 
     def steps(self):
-        """0, 1, … with the pause after each."""
+        """Yields 0, 1, … with the pause after each."""
         for step in range(self.options.steps):
             before = time.monotonic()
             yield step
@@ -69,7 +69,7 @@ def write(path, lines):
 
 
 def digest(*arrays):
-    """SHA-256 over the bytes of numpy arrays."""
+    """Returns the SHA-256 over the bytes of numpy arrays."""
     result = hashlib.sha256()
     for array in arrays:
         result.update(array.tobytes())
@@ -77,18 +77,18 @@ def digest(*arrays):
 
 
 def prepare_torch():
-    """PyTorch, seeded and deterministic."""
+    """Returns PyTorch, seeded and deterministic."""
     import torch
 
     torch.manual_seed(0)
-    # What has no deterministic way only warns: the comparison tells whether it mattered.
+    # Operations without a deterministic version only warn: the comparison shows if it mattered.
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.backends.cudnn.benchmark = False
     return torch
 
 
 def perceptron(torch, device):
-    """A small network; its dropout draws from the device's random numbers."""
+    """A small network; its dropout uses the device's random numbers."""
     return torch.nn.Sequential(
         torch.nn.Linear(WIDTH, 4 * WIDTH),
         torch.nn.ReLU(),
@@ -98,13 +98,13 @@ def perceptron(torch, device):
 
 
 def batch(torch, step, size=64):
-    """Points and classes of a step."""
+    """Returns points and classes of a step."""
     points = torch.randn(size, WIDTH, generator=torch.Generator().manual_seed(step))
     return points, (points.sum(1) > 0).long()
 
 
 def torch_digest(torch, *things):
-    """SHA-256 over all tensors in state dictionaries, lists and the like, in their order."""
+    """Returns the SHA-256 over all tensors in state dictionaries, lists and the like, in their order."""
 
     def arrays(thing):
         if isinstance(thing, torch.Tensor):
@@ -120,7 +120,7 @@ def torch_digest(torch, *things):
 
 
 def train(run, network, optimizer, torch, after=lambda step, loss: None):
-    """The plain loop that most jobs are a variation of."""
+    """The plain loop of which most jobs are a variation."""
     device = run.options.device
     for step in run.steps():
         points, classes = (part.to(device) for part in batch(torch, step))

@@ -9,7 +9,7 @@ STEPS_PER_EPOCH = 50
 
 
 class Points(torch.utils.data.Dataset):
-    """Random points, each from a seed of its own; the class is the sign of their sum."""
+    """Random points, each from its own seed; the class is the sign of their sum."""
 
     def __len__(self):
         return BATCH * STEPS_PER_EPOCH
@@ -28,7 +28,7 @@ def add(parser):
 
 
 def endless(loader):
-    """Batches, epoch after epoch."""
+    """Yields batches, epoch after epoch."""
     while True:
         yield from loader
 

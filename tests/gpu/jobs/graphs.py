@@ -28,7 +28,7 @@ def main():
 
 
 def capture(torch, compute):
-    """The step as a graph. It is run some times before, on a stream of its own, as PyTorch asks."""
+    """Captures the step as a graph, after some runs on a separate stream, as PyTorch requires."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

@@ -31,7 +31,7 @@ static void check(cudaError_t error, const char* what)
         fail(what, cudaGetErrorString(error));
 }
 
-// Words `first` and on of all words; `total` is for the sum of these.
+// Words from `first` of all words; `total` receives the sum of these.
 struct Half {
     int gpu;
     size_t first, words;

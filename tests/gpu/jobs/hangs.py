@@ -1,11 +1,11 @@
-"""A training that stops for good after some steps, unless a file is there, which it leaves before."""
+"""A training that stops for good after some steps, unless a file exists, which it creates before."""
 
 import os
 import time
 
 import common
 
-# Multiplications of matrices a step, so that the GPU is seen to work; and the matrices.
+# Matrix multiplications per step, so that the GPU shows activity; and the matrices.
 PRODUCTS, SIZE = 24, 4096
 CPU_SIZE = 64
 
@@ -32,7 +32,7 @@ def main():
         for _ in range(PRODUCTS):
             state = torch.tanh(factor @ state * 2)
         if step == options.at and not os.path.exists(options.once):
-            # Made after any image and closed at once: no restore takes it back.
+            # Created after any image and closed at once, so that no restore removes it.
             with open(options.once, "w", encoding="ascii"):
                 pass
             if options.device == "cuda":

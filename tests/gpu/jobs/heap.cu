@@ -1,9 +1,9 @@
-// Threads of the host that are inside malloc and free nearly all the time, beside a thread that computes on the GPU.
+// Host threads that call malloc and free nearly all the time, beside a thread that computes on the GPU.
 //
 //   heap MIB STEPS MS_PER_STEP LOGFILE
 //
-// With MALLOC_ARENA_MAX=1 the driver's threads allocate from the very heap whose lock these hold: whoever stops
-// them anywhere, and waits for the driver then, waits for ever. Each step changes every word of MIB mebibytes of
+// With MALLOC_ARENA_MAX=1 the driver's threads allocate from the heap whose lock these threads hold: a program that
+// stops them anywhere, and then waits for the driver, waits for ever. Each step changes every word of MIB mebibytes of
 // GPU memory and writes "STEP CHECKSUM" to stdout and the log file.
 //
 // Build: nvcc -O2 -std=c++17 -o heap heap.cu
@@ -20,7 +20,7 @@ constexpr int BLOCKS = 256;
 constexpr int BLOCK_THREADS = 256;
 constexpr int ALLOCATORS = 3;
 constexpr int PIECES = 64;
-// Too large for the caches that a thread has of its own, too small for mappings of their own.
+// Too large for a thread's own cache, and too small for a separate mapping.
 constexpr size_t PIECE_MIN = 2 << 10;
 constexpr size_t PIECE_SPREAD = 32 << 10;
 
@@ -86,6 +86,6 @@ int main(int count, char** arguments)
         }
         usleep(pause);
     }
-    // Not through destructors: the other threads never end.
+    // Without destructors, because the other threads never end.
     _exit(0);
 }

@@ -49,14 +49,14 @@ def main():
         train_dataset=texts(torch, options.steps * BATCH),
         callbacks=[Pace()],
     )
-    # The Trainer's own lines hold times; ours do not.
+    # The Trainer's own lines contain times; ours do not.
     trainer.remove_callback(transformers.trainer_callback.PrinterCallback)
     trainer.train()
     run.end(weights=common.torch_digest(torch, model.state_dict()))
 
 
 def texts(torch, count):
-    """Random tokens that repeat, so that there is something to learn."""
+    """Random tokens with repetitions, so that there is something to learn."""
     half = torch.randint(
         VOCABULARY, (count, LENGTH // 2), generator=torch.Generator().manual_seed(1)
     )

@@ -1,4 +1,4 @@
-// Takes GPU memory until only so much is free, says "full", and keeps it until it is killed.
+// Takes GPU memory until only this much is free, prints "full", and keeps it until it is killed.
 //
 //   hog GIB_FREE
 
@@ -7,7 +7,7 @@
 #include <cuda_runtime.h>
 #include <unistd.h>
 
-// Taken at a time; the last pieces are halves of halves.
+// Size taken at a time; halved for the last pieces.
 constexpr size_t PIECE = 1ull << 30;
 constexpr size_t PIECE_MIN = 1ull << 24;
 

@@ -7,7 +7,7 @@ import common
 
 
 def other(requests, answers, device):
-    """Adds to the tensor that it was given, when told to."""
+    """Adds to the shared tensor on request."""
     tensor = requests.get()
     while (step := requests.get()) is not None:
         tensor += step

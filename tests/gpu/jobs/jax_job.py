@@ -7,7 +7,7 @@ import common
 
 def main():
     options = common.parse(__doc__)
-    # Read when JAX starts. Without the first it takes three quarters of the GPU.
+    # Read when JAX starts. Without the first, JAX takes three quarters of the GPU.
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     os.environ["JAX_PLATFORMS"] = options.device
     if options.device == "cuda":

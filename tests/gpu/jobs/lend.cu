@@ -1,4 +1,4 @@
-// Two processes with one piece of GPU memory (CUDA IPC): the first reads what the second has counted there.
+// Two processes with one piece of GPU memory (CUDA IPC): the first reads the second's counts there.
 //
 //   lend KIB STEPS MS_PER_STEP RESULT TIMES
 //
@@ -49,7 +49,7 @@ static void tell(int to, const void* bytes, size_t len)
         fail("write");
 }
 
-// The second process: on its standard input the length, a handle and steps; an answer when each is done.
+// The second process: reads the length, a handle and steps from its standard input; replies after each step.
 static int borrow()
 {
     size_t words;

@@ -14,7 +14,7 @@ ATTACH_GLOBAL = 1
 
 
 def gpu_words():
-    """Managed memory, and a function that has the GPU fill it."""
+    """Returns managed memory, and a function that fills it on the GPU."""
     cuda = ctypes.CDLL("libcuda.so.1")
 
     def must(name, *arguments):

@@ -1,4 +1,4 @@
-"""A training that reads the GPU's state from NVML at each step, as monitors inside a job do."""
+"""Training that reads the GPU's state from NVML at each step, as monitors inside a job do."""
 
 import ctypes
 
@@ -6,7 +6,7 @@ import common
 
 
 def reader():
-    """A function that reads memory and utilisation, and counts as one read that worked."""
+    """Returns a function that reads memory and utilisation, and counts as one successful read."""
     try:
         import pynvml
     except ImportError:
@@ -22,7 +22,7 @@ def reader():
 
 
 def plain_reader():
-    """The same without pynvml."""
+    """Does the same without pynvml."""
     library = ctypes.CDLL("libnvidia-ml.so.1")
     gpu, memory, rates = ctypes.c_void_p(), (ctypes.c_uint64 * 3)(), (ctypes.c_uint * 2)()
     for code in (

@@ -26,7 +26,7 @@ def board(folder):
 
 
 def board_steps(folder):
-    """The steps in the log; TensorBoard opens its file anew for each write, so some may be there twice."""
+    """Returns the steps in the log; TensorBoard opens its file again for each write, so some may occur twice."""
     from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
     steps = [

@@ -1,4 +1,4 @@
-"""How many bytes a second NCCL's all-reduce takes in, for messages of several sizes; gloo without GPUs."""
+"""Throughput of NCCL's all-reduce in bytes per second, for messages of several sizes; gloo without GPUs."""
 
 import os
 import time

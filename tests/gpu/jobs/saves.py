@@ -1,4 +1,4 @@
-"""A training that saves its state every some steps: a temporary file that gets its name when it is whole."""
+"""Training that saves its state periodically: a temporary file is renamed when it is complete."""
 
 import contextlib
 import os
@@ -26,7 +26,7 @@ def main():
         os.replace(f"{path}.tmp", path)
         kept.append(path)
         for old in kept[:-KEEP]:
-            # After a crash a file that was removed since the image is removed once more.
+            # After a crash a file that was removed after the image is removed again.
             with contextlib.suppress(FileNotFoundError):
                 os.remove(old)
         del kept[:-KEEP]

@@ -1,4 +1,4 @@
-// Kernels that do nothing for so many seconds on the whole GPU, one after the other; a line for each, until one fails.
+// Idle kernels of this many seconds on the whole GPU, one after the other; prints a line for each, until one fails.
 //
 //   spin SECONDS
 

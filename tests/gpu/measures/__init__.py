@@ -1,1 +1,1 @@
-"""What the script `resident` measures, a file for each part."""
+"""Measurements of the script `resident`, a file for each part."""

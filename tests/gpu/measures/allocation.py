@@ -1,7 +1,7 @@
-"""Part e: how much longer an allocation takes with the agent.
+"""Part e: cost of the agent for allocations.
 
 A program that allocates and frees runs under ckpt-run without snapshots, with the agent loaded (resident) and without
-(driver), in turns, each time in a new process.
+(driver), alternately, each time in a new process.
 """
 
 import dataclasses
@@ -27,9 +27,9 @@ COLUMNS = (
     ("target", 0),
 )
 ROUNDS_MAX = 3
-# A run on the slowest machine, start included.
+# Time of a run on the slowest machine, start included.
 RUN_SECONDS = 45
-# What is said of the memory of each way.
+# Description of the memory of each way.
 KINDS = {"resident": "covered", "driver": "plain"}
 
 
@@ -62,7 +62,7 @@ def in_turns(context, section, words, runs):
 
 
 def timed(context, words, memory, number):
-    """One run: its lines by what was allocated."""
+    """Runs the program once; returns its lines by the kind of allocation."""
     folder = context.folder("allocate", memory, number)
     settings = supervised.Settings(keep=1, memory=memory)
     with sessions.Session(context, folder, words, settings) as session:
@@ -80,7 +80,7 @@ def timed(context, words, memory, number):
 
 
 def cells(ways):
-    """A row without its name; `ways` has the same line of all runs of each way."""
+    """Returns a row without its name; `ways` has the same line of all runs of each way."""
     malloc = {way: [line.malloc for line in lines] for way, lines in ways.items()}
     free = {way: [line.free for line in lines] for way, lines in ways.items()}
     verdict = "met" if more(malloc) < MORE_US_MAX else "missed"

@@ -1,4 +1,4 @@
-"""Part c: many snapshots and kills of a program whose GPU memory comes and goes, and the result at its end.
+"""Part c: many snapshots and kills of a program with changing GPU memory, and its result at the end.
 
 The kills are spread evenly over the snapshots, each at a random moment of the interval.
 """
@@ -29,7 +29,7 @@ COLUMNS = (
 )
 GIB, PACE_MS, INTERVAL = 2, 20, "1s"
 SNAPSHOTS, KILLS = 50, 10
-# For the end of the job, and the uninterrupted run.
+# Time for the end of the job, and the uninterrupted run.
 END_SECONDS = 75
 
 
@@ -61,14 +61,14 @@ def run(context, section):
         sessions.steps_done(session.run.stdout),
         result,
     )
-    # The same refusal again and again says nothing new; logs do not outlive the run.
+    # Repeated refusals are left out; logs are deleted after the run.
     for text in dict.fromkeys(text.partition(" (log: ")[0] for text in log.failures):
         section.remark(text)
     context.judge(result)
 
 
 def endure(budget, run, back):
-    """Waits for the snapshots and kills in between; `back` gets the seconds of each way back."""
+    """Waits for the snapshots and kills in between; `back` receives the seconds of each restore."""
     chance = random.Random(1)
     for number in range(1, KILLS + 1):
         snapshots_then(budget, run, SNAPSHOTS * number // KILLS, chance.uniform(0, 1))
@@ -76,7 +76,7 @@ def endure(budget, run, back):
 
 
 def snapshots_then(budget, run, count, seconds):
-    """Waits for so many snapshots, and so much longer."""
+    """Waits for this many snapshots, and a time after that."""
     budget.until(lambda: len(run.log().snapshots) >= count, f"snapshot {count}", run)
     moment = time.monotonic() + seconds
     budget.until(lambda: time.monotonic() >= moment, "a kill", run)
@@ -93,7 +93,7 @@ def kill(budget, run):
 
 
 def finish(context, subject, session):
-    """Has the program end, and compares."""
+    """Lets the program end, and compares."""
     run = session.run
     try:
         session.computes()

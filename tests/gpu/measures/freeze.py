@@ -1,4 +1,4 @@
-"""Part a: how long a CUDA program with so much memory stands still, and how long it takes to come back.
+"""Part a: freeze and restore times of a CUDA program, by its memory size.
 
 Its memory is random bytes. Where the disk has no room for two such images only 16 bits of each word are ("packs").
 For "little room", a second process takes GPU memory until the half of the program's size is free, too little for a
@@ -9,19 +9,19 @@ import contextlib
 
 from harness import processes, subjects, ways
 
-# The last two: resident where there is little room, and bare.
+# The last two: resident with little room, and bare.
 WAYS = ("resident", "driver", "little", "bare")
 TITLE = "a. Freeze of a CUDA program"
 COLUMNS = ways.COLUMNS
 LEGEND = f"""{ways.LEGEND} (packs): only 16 bits of each word are used, so that two images fit on the disk.
 little room: another process has taken GPU memory until half of the program's size was free."""
-# Images on the disk at a time, and what else it is for.
+# Number of images on the disk at a time, and its other uses.
 IMAGES, DISK_SPARE_GIB = 2.2, 4
-# Smaller programs are not worth the time of another row.
+# Smaller programs do not justify the time of another row.
 CRAMPED_GIB_MIN = 64
-# Pause after a step: an uninterrupted run, which makes none, must be much faster.
+# Pause after a step: an uninterrupted run, which has none, must be much faster.
 PACE_MS_MIN, PACE_MS_PER_GIB = 100, 4
-# Bare and by the driver, larger programs take minutes a round: those are fewer than asked for.
+# Bare and by the driver, larger programs take minutes per round, so there are fewer rounds.
 FULL_ROUNDS_GIB = 16
 
 
@@ -31,7 +31,7 @@ def run(context, section):
 
 
 def size(context, section, gib):
-    """All ways for one size."""
+    """Measures all ways for one size."""
     narrow = ways.free_gib(context.work) < gib * IMAGES + DISK_SPARE_GIB
     subject = subjects.counter(context, gib, narrow)
     found = []
@@ -46,7 +46,7 @@ def size(context, section, gib):
 
 
 def measure(context, subject):
-    """The way that matters most first, for when the time does not suffice."""
+    """Measures the most important way first, in case the time does not suffice."""
     pace = max(PACE_MS_MIN, int(PACE_MS_PER_GIB * subject.gib))
     words = subject.endless(pace)
     wanted, rounds = context.options.ways, context.options.rounds
@@ -66,7 +66,7 @@ def measure(context, subject):
 
 @contextlib.contextmanager
 def crowded(context, gib):
-    """Gives a function that has another process take GPU memory; it is ended with the context."""
+    """Returns a function that lets another process occupy GPU memory, which ends with the context."""
     program = subjects.build(context, subjects.HOG, "hog")
     hogs = []
 

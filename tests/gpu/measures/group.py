@@ -25,7 +25,7 @@ COLUMNS = (
 )
 GIB, LIMIT_GIB = 8, 4
 ROUNDS, PACE_MS = 2, 100
-# A run of this part, start and reference included.
+# Time of a run of this part, start and reference included.
 SECONDS_MIN = 60
 
 
@@ -39,7 +39,7 @@ def run(context, section):
 
 
 def limited(context, section, subject, who):
-    """A run with `who` in the group."""
+    """Runs with `who` in the group."""
     group = cgroup.Group(LIMIT_GIB << 30)
     words, inside, after = subject.endless(PACE_MS), group.launcher(), []
     job, own = ((*inside, *words), ()) if who == "the job" else (words, inside)

@@ -1,4 +1,4 @@
-"""Part f: the freeze of a program half of whose memory the agent covers, between all of it and the driver's way.
+"""Part f: freeze of a program if the agent covers half of its memory, compared to all of it and to none.
 
 The program is the counter, and so are its lines: one uninterrupted counter judges all runs.
 """
@@ -8,15 +8,15 @@ from harness import subjects, ways
 TITLE = "f. Half covered"
 COLUMNS = ways.COLUMNS
 LEGEND = f"""{ways.LEGEND} halves: one half of the memory is from `cudaMalloc`, the other from `cudaMallocAsync`, which
-the agent does not cover: it goes the driver's way in the same snapshot (`tests/gpu/jobs/halves.cu`). counter: all is
-from `cudaMalloc`. Their lines are the same, and an uninterrupted counter's judge all. What is half covered is snapshotted
-and killed once more after its first kill; the times are without that."""
+the agent does not cover: the driver copies it through host memory in the same snapshot (`tests/gpu/jobs/halves.cu`).
+counter: all is from `cudaMalloc`. Both print the same lines, which must equal those of an uninterrupted counter. The
+half-covered program is snapshotted and killed once more after its first kill; the times are without that."""
 GIB, PACE_MS = 8, 100
 ROUNDS_MAX = 2
 
 
 def run(context, section):
-    """What is half covered first, for when the time does not suffice."""
+    """Measures the half-covered program first, in case the time does not suffice."""
     halves, whole = subjects.halves(context, GIB), subjects.counter(context, GIB)
     found = [
         measure(context, halves, "resident", "resident", once_more),
@@ -38,6 +38,6 @@ def measure(context, subject, way, memory, at_end):
 
 
 def once_more(session):
-    """What came back is snapshotted, too, and comes back again."""
+    """The restored program is snapshotted and restored again, too."""
     session.snapshot()
     session.crash()

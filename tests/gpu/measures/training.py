@@ -1,4 +1,4 @@
-"""Part b: a PyTorch training of many GiB: freeze, way back, and whether the agent makes its steps slower.
+"""Part b: a PyTorch training of many GiB: freeze, restore, and the agent's effect on the speed of its steps.
 
 The step rate is taken under ckpt-run without snapshots, with the agent loaded (resident) and without (driver), in
 turns, each time in a new process: the median step of each.
@@ -15,11 +15,11 @@ LEGEND = f"""{ways.LEGEND} The uninterrupted run is compared in every loss, and 
 optimizer state every 50 steps."""
 PACE_MS = 50
 CRASHES_MAX = 2
-# Enough for a median; each also starts a process anew.
+# Enough for a median; each also starts a new process.
 RATE_STEPS, RATE_ROUNDS_MAX = 200, 3
-# Lines after the last event that certainly hold a checksum of the state.
+# Lines after the last event that certainly contain a checksum of the state.
 LINES_TO_CHECKSUM = 52
-# A round of the step rate on the slowest machine, start included.
+# Time of a round of the step rate on the slowest machine, start included.
 RATE_SECONDS = 45
 
 

@@ -1,4 +1,4 @@
-"""What a job has left: output, names, contents, and what the program itself finds in its files."""
+"""Results of a job: output, names, contents, and the program's own check of its files."""
 
 import dataclasses
 import fnmatch
@@ -23,7 +23,7 @@ class State:
     sane: bool
 
     def differences(self, reference):
-        """What differs from the reference, in words; empty where nothing does."""
+        """Returns the differences from the reference as text; empty if there are none."""
         found = lines("output", self.output, reference.output)
         for path in sorted(self.names.keys() | reference.names.keys()):
             here, there = self.names.get(path), reference.names.get(path)
@@ -53,7 +53,7 @@ def lines(what, here, there):
 
 
 def look(program, place, python):
-    """The state of a folder whose job has ended."""
+    """Returns the state of a folder whose job has ended."""
     dropped = re.compile(program.lines) if program.lines else None
     output = (place / "out").read_text(encoding="utf-8", errors="replace").splitlines()
     output = [line for line in output if not (dropped and dropped.search(line))]
@@ -89,7 +89,7 @@ def describe(path, relative, program):
 
 
 def checked(program, folder, python):
-    """(lines, whether the check found no fault)."""
+    """Returns (lines, true if the check found no fault)."""
     try:
         done = subprocess.run(
             program.check_words(python),

@@ -1,4 +1,4 @@
-"""What the programs need: a virtual environment in target/programs, and packages of the system."""
+"""Requirements of the programs: a virtual environment in target/programs, and packages of the system."""
 
 import os
 import pathlib
@@ -37,7 +37,7 @@ class Installer:
         return str(python) if wanted and python.exists() else sys.executable
 
     def missing(self, program):
-        """What the program needs and is not there, or nothing."""
+        """Returns a missing requirement of the program, or nothing."""
         for name in program.pip:
             if not self._has(name):
                 return f"pip package {name}: {self.failed.get(name, 'not installed')}"
@@ -66,7 +66,7 @@ class Installer:
             return
         if not self.venv.exists():
             subprocess.run([sys.executable, "-m", "venv", self.venv], check=True)
-        # One by one: a package that cannot be had takes no other with it.
+        # One by one, so that a package that is unavailable does not affect others.
         for name in missing:
             words = [self.venv / "bin/pip", "install", "-q", name]
             self._try(name, words, PIP_SECONDS_MAX)
@@ -103,7 +103,7 @@ class Installer:
             return
         fetched = self.folder / "fetched"
         fetched.mkdir(exist_ok=True)
-        # apt fetches as a user of its own.
+        # apt fetches as a separate user.
         fetched.chmod(0o777)
         self._fetch(package, fetched)
         for archive in fetched.glob(f"{package}_*.deb"):

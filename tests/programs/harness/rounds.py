@@ -21,7 +21,7 @@ EQUAL, REFUSED, WRONG = "equal", "refused", "WRONG"
 
 @dataclasses.dataclass
 class Round:
-    """What a round did and how it ended."""
+    """The actions of a round and its end."""
 
     seed: str
     verdict: str = WRONG
@@ -38,7 +38,7 @@ class Round:
 
 
 def environment(tools):
-    """What keeps runs equal and on this machine alone."""
+    """Settings that keep runs equal and on this machine."""
     fixed = {
         "PYTHONHASHSEED": "0",
         "OMP_NUM_THREADS": "1",
@@ -56,7 +56,7 @@ def environment(tools):
 
 
 def reference(program, tools, place):
-    """Runs the job uninterrupted; returns (state, seconds), or raises with what it said."""
+    """Runs the job uninterrupted; returns (state, seconds), or raises with its output."""
     (place / "work").mkdir(parents=True)
     begun = time.monotonic()
     with (place / "out").open("wb") as out, (place / "err").open("wb") as err:
@@ -152,7 +152,7 @@ def judge(program, tools, place, run, outcome, expected, ended):
     if not ended:
         outcome.notes.append("the run did not end")
         return
-    # No job fails by itself, unless it found its files otherwise.
+    # No job fails by itself, unless its files are wrong.
     if failed := run.failures():
         outcome.notes += failed[:1] + run.said_last()
         return

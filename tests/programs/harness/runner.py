@@ -1,4 +1,4 @@
-"""The command line, and the programs beside each other."""
+"""Command line, and parallel execution of the programs."""
 
 import argparse
 import concurrent.futures
@@ -28,7 +28,7 @@ WATCHES = {
 
 @dataclasses.dataclass(frozen=True)
 class Tools:
-    """What the rounds run with."""
+    """Tools of the rounds."""
 
     bin: pathlib.Path
     criu: pathlib.Path

@@ -1,4 +1,4 @@
-"""A job under ckpt-run. Its command line and its log are known here alone."""
+"""Job under ckpt-run. Its command line and its log format are known only here."""
 
 import json
 import os
@@ -20,7 +20,7 @@ WATCH = {
     "none": '[files]\nwatch = "off"\n',
     "included": '[files]\nwatch = "off"\ninclude = ["*"]\n',
 }
-# The refusals that name files and say what to do; all other failures of a restore are faults.
+# Refusals that name files and a remedy; all other failures of a restore are faults.
 REFUSED = re.compile(r"\b(put (it|them|the old one|the old content) back|give it back)")
 POLL_SECONDS = 0.02
 VERB_SECONDS_MAX = 90

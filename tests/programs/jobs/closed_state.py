@@ -1,4 +1,4 @@
-"""State that is read from a file and written back in each step, and closed between: `closed_state.py SECONDS
+"""State that is read from a file and written back in each step, with the file closed in between: `closed_state.py SECONDS
 inplace|rename`. With `rename`, a synced new file takes the old one's place; with `inplace`, the file is overwritten."""
 
 import json

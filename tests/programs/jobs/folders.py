@@ -1,4 +1,4 @@
-"""Folders that are made, filled, renamed, exchanged and removed; links, modes and times of what is in them."""
+"""Folders that are created, filled, renamed, exchanged and removed; links, modes and times of their contents."""
 
 import os
 import pathlib
@@ -33,7 +33,7 @@ def run(steps):
         new = pathlib.Path(f"new.{number}")
         fill(new, number, steps)
         steps.rest()
-        # What was there once moves on: current becomes old, new becomes current.
+        # The generations rotate: current becomes old, new becomes current.
         if old.exists():
             shutil.rmtree(old)
         os.rename(current, old)

@@ -1,4 +1,4 @@
-"""LMDB: a mapped database that is changed by transactions, some of which are given up."""
+"""LMDB: a mapped database that is changed by transactions, some of which are aborted."""
 
 import lmdb
 from common import digest, main

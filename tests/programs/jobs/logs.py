@@ -29,7 +29,7 @@ def run(steps):
         if number % 40 == 20:
             os.rename("late.log", f"late.log.{number}")
         if number % 40 == 30:
-            # Until here, the writer goes on in the renamed file.
+            # Until here, the writer continues in the renamed file.
             late.close()
             late = open_late()
         steps.tell(number, value, sorted(os.listdir(".")))

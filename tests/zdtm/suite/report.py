@@ -25,7 +25,7 @@ restore` with the options that the test names. Tests for namespaces (flavours ns
 
 
 def bad(runner):
-    """Names of the tests that plain CRIU passes and ckpt-run does not."""
+    """Returns the names of the tests that pass with plain CRIU and fail under ckpt-run."""
     for name, found in sorted(runner.found.items()):
         if found["plain"][0] != trial.FAILS and found.get("kept", ("",))[0] in BAD:
             yield name
@@ -53,7 +53,7 @@ def summary(runner):
 
 
 def reason(found):
-    """A message without what differs from run to run."""
+    """Returns a message without its variable parts."""
     text = re.sub(r"\(log: [^)]*\)", "", found[1])
     text = re.sub(r"^ckpt-run: (error|warn|info): ", "", text)
     text = re.sub(r"/[^ ]*/zdtm\.[^/ ]*/[^ ]*/", "…/", text)
@@ -61,7 +61,7 @@ def reason(found):
 
 
 def grouped(tests):
-    """Tests by their reasons, without the numbers in them; the most frequent first."""
+    """Returns tests by their reasons, without the numbers in them; the most frequent first."""
     groups = collections.defaultdict(list)
     for name, found in sorted(tests):
         groups[re.sub(r"(0x)?[0-9a-f]*\d[0-9a-f]*", "N", reason(found))].append((name, found))

@@ -1,4 +1,4 @@
-"""The command line, and the tests beside each other."""
+"""Command line, and parallel execution of the tests."""
 
 import argparse
 import concurrent.futures
@@ -28,7 +28,7 @@ NAMESPACES = "--mount --net --ipc --pid --fork --kill-child --mount-proc --propa
 
 @dataclasses.dataclass(frozen=True)
 class Tools:
-    """What ckpt-run runs with, as `harness.supervised` reads it."""
+    """ckpt-run's tools, in the form of `harness.supervised`."""
 
     bin: pathlib.Path
     criu: pathlib.Path
@@ -37,7 +37,7 @@ class Tools:
 
 
 class Criu:
-    """The CRIU of a prefix."""
+    """Returns the CRIU of a prefix."""
 
     def __init__(self, prefix):
         self.words = programs.criu_words(prefix)
@@ -70,7 +70,7 @@ def parse(doc):
     parser.add_argument("--criu", type=path, default=ROOT / ".criu", help="prefix of a CRIU")
     parser.add_argument("--work", type=path, help="folder for the runs")
     parser.add_argument("--keep", action="store_true", help="keep the folders of all tests")
-    # One test, in its namespaces: what this script calls itself with.
+    # One test, in its namespaces: the arguments with which this script calls itself.
     parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.bin, options.criu = options.bin.resolve(), options.criu.resolve()
@@ -99,7 +99,7 @@ def main(doc):
 
 
 def may_change_user():
-    """Whether CRIU can dump a process of another user."""
+    """Returns true if CRIU can dump a process of another user."""
     return bool(int(trial.started.status("self")["CapEff"], 16) >> CAP_SYS_RESOURCE & 1)
 
 
@@ -108,9 +108,9 @@ class Runner:
         self.options, self.criu, self.revision = options, criu, revision
         self.as_user, self.output = may_change_user(), threading.Lock()
         self.work = pathlib.Path(tempfile.mkdtemp(prefix="zdtm.", dir=options.work)).resolve()
-        # Users of tests go through it.
+        # Users of tests pass through it.
         self.work.chmod(0o755)
-        # Name → results of both ways, or the reason why it was not run.
+        # Name → results of both ways, or the reason for not running it.
         self.found, self.skipped = {}, {}
 
     def run(self, tests):
@@ -152,7 +152,7 @@ class Runner:
             shutil.rmtree(folder, ignore_errors=True)
 
     def ways(self, test, folder):
-        """The results by CRIU alone and, if the test starts here, under ckpt-run."""
+        """Returns the results by CRIU alone and, if the test starts here, under ckpt-run."""
         found = {"plain": self.isolated(test, "plain", folder)}
         if found["plain"][0] == trial.NOT_STARTED:
             return found
@@ -171,7 +171,7 @@ class Runner:
         return found | {"kept": (result, why)}
 
     def isolated(self, test, way, folder):
-        """Runs this script in namespaces of its own, which end with it."""
+        """Runs this script in separate namespaces, which end with it."""
         options = self.options
         words = ["unshare", *NAMESPACES.split(), sys.executable, ZDTM / "run"]
         words += ["--criu-source", options.criu_source, "--bin", options.bin]

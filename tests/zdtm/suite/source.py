@@ -1,4 +1,4 @@
-"""CRIU's tests: built from its source, and what each says about itself."""
+"""CRIU's tests: built from its source, with their descriptions."""
 
 import dataclasses
 import os
@@ -44,12 +44,12 @@ class Test:
 
     @property
     def is_host(self):
-        """Whether zdtm runs it without namespaces."""
+        """Returns true if zdtm runs it without namespaces."""
         return "h" in self.description.get("flavor", "h ns uns").split()
 
 
 def install():
-    """Installs what the build needs, where something is missing."""
+    """Installs missing requirements of the build."""
     wanted = [name for name in PACKAGES if not is_installed(name)]
     if not wanted:
         return
@@ -80,7 +80,7 @@ def build(source, revision, version, target):
                 subprocess.run(["tar", "-x", "-C", folder], stdin=archive.stdout, check=True)
         else:
             shutil.copytree(source, folder, dirs_exist_ok=True, symlinks=True)
-        # A test whose library is missing takes no other with it.
+        # A missing library must not affect other tests.
         for part in ("lib", *FOLDERS):
             words = ["make", "-k", f"-j{os.cpu_count()}", "-C", folder / "test/zdtm" / part]
             log = (folder / f"build-{part}.log").open("wb")
@@ -91,7 +91,7 @@ def build(source, revision, version, target):
 
 
 def git_words(source):
-    """How git finds the source, a work tree or a bare repository; nothing where it is neither."""
+    """Returns git's options for the source, a work tree or a bare repository; nothing if it is neither."""
     for words in ["git", "-C", str(source)], ["git", f"--git-dir={source}"]:
         done = subprocess.run([*words, "rev-parse"], capture_output=True, check=False)
         if done.returncode == 0:
@@ -100,7 +100,7 @@ def git_words(source):
 
 
 def revision_of(git, version):
-    """The tag of CRIU's version, or of the release that it corrects, or HEAD."""
+    """Returns the tag of CRIU's version, or of the release that it corrects, or HEAD."""
     parts = version.split(".")
     for count in range(len(parts), 1, -1):
         tag = "v" + ".".join(parts[:count])
@@ -139,14 +139,14 @@ def command_lines(folder, names):
 
 
 def description(path):
-    """What stands beside a test: an expression of Python, as zdtm reads it."""
+    """Returns the file beside a test: an expression of Python, as zdtm reads it."""
     file = path.with_name(f"{path.name}.desc")
     text = file.read_text(encoding="utf-8").strip() if file.exists() else ""
     return eval(text, {"os": os}) if text else {}
 
 
 def reason_to_skip(test, criu):
-    """Why a test cannot run on this machine, or nothing."""
+    """Returns the reason why a test cannot run on this machine, or nothing."""
     if test.description.get("arch", platform.machine()) != platform.machine():
         return f"for {test.description['arch']}"
     if "--tcp-close" in [word for key in ("opts", "dopts", "ropts") for word in test.words(key)]:

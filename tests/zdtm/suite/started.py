@@ -1,4 +1,4 @@
-"""A test that runs: its folder, its process and its verdict."""
+"""Running test: its folder, its process and its verdict."""
 
 import os
 import pathlib
@@ -9,7 +9,7 @@ import time
 
 START_SECONDS_MAX = 30
 POLL_SECONDS = 0.05
-# What zdtm gives a test without the flag suid.
+# Ids that zdtm gives a test without the flag suid.
 USER = {"ZDTM_UID": "18943", "ZDTM_GID": "58467", "ZDTM_GROUPS": "27495 48244"}
 NOTIFY = {"ZDTM_NOTIFY_FDIN": "100", "ZDTM_NOTIFY_FDOUT": "101"}
 PASS, FAIL, HANGING, ABSENT = "PASS", "FAIL", "HANGING", "ABSENT"
@@ -60,11 +60,11 @@ class Started:
             return ""
 
     def pid(self):
-        """The test's pid as itself sees it; nothing before it is ready."""
+        """Returns the test's pid in its own namespace; nothing before it is ready."""
         return int(self.text(".pid").strip() or 0)
 
     def said_last(self):
-        """The last line that it wrote."""
+        """Returns the last line that it wrote."""
         texts = (self.text(suffix).strip() for suffix in (".out", ".out.inprogress", ".start"))
         return next((text.splitlines()[-1] for text in texts if text), "")
 
@@ -72,7 +72,7 @@ class Started:
         return self.pid() > 0
 
     def verdict(self, pid, seconds_max):
-        """Tells the test to check itself; `pid` is its pid as we see it."""
+        """Tells the test to check itself; `pid` is its pid on the host."""
         if not pid:
             return ABSENT
         # It is as the test's own process left it: stopped, for example.
@@ -112,7 +112,7 @@ def wait_for(holds, seconds_max):
 
 
 def is_dead(pid):
-    """Whether a process is gone, or a zombie."""
+    """Returns true if a process has exited, or is a zombie."""
     try:
         stat = pathlib.Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
@@ -121,7 +121,7 @@ def is_dead(pid):
 
 
 def status(pid):
-    """/proc/PID/status as a dictionary; empty where there is no such process."""
+    """Returns /proc/PID/status as a dictionary; empty if there is no such process."""
     try:
         text = pathlib.Path(f"/proc/{pid}/status").read_text(errors="replace")
     except OSError:
@@ -130,7 +130,7 @@ def status(pid):
 
 
 def processes():
-    """All processes as (pid, parent, pid in its own namespace, depth of that)."""
+    """Returns all processes as (pid, parent, pid in its own namespace, depth of that)."""
     for name in os.listdir("/proc"):
         if name.isdecimal() and (about := status(name)):
             inner = about["NSpid"].split()
@@ -138,7 +138,7 @@ def processes():
 
 
 def below(root):
-    """A process and all its descendants, parents first, as in `processes`."""
+    """Returns a process and all its descendants, parents first, as in `processes`."""
     everything = list(processes())
     found = [one for one in everything if one[0] == root]
     for pid, *_ in found:

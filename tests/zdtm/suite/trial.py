@@ -1,4 +1,4 @@
-"""One test in namespaces of its own: by CRIU alone, under ckpt-run, or left alone."""
+"""One test in separate namespaces: by CRIU alone, under ckpt-run, or undisturbed."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from .started import HANGING, PASS
 
 CRIU_SECONDS_MAX = 60
 RESTORE_SECONDS_MAX = 120
-# The limit that zdtm has, and as long again for a machine that does other things.
+# zdtm's own limit, doubled for a loaded machine.
 VERDICT_SECONDS_MAX = 60
 CYCLES = 2
 # A snapshot may meet a process that is just starting or ending.
@@ -40,7 +40,7 @@ def prepare():
 
 
 def adopt(work):
-    """Runs `work` in a child and reaps what nobody waits for; this process is pid 1."""
+    """Runs `work` in a child and reaps orphans; this process is pid 1."""
     child = os.fork()
     if child == 0:
         code = 1
@@ -57,7 +57,7 @@ def adopt(work):
 
 
 def plain(test, criu, tools, folder, as_user):
-    """One dump and one restore by CRIU alone; returns (result, why)."""
+    """Makes one dump and one restore by CRIU alone; returns (result, reason)."""
     one = started.Started(test, folder)
     images = folder.with_name(f"{folder.name}-images")
     images.mkdir()
@@ -87,13 +87,13 @@ def plain(test, criu, tools, folder, as_user):
 
 
 def settle(test):
-    """Lets a test that changes all the time get somewhere, as zdtm does."""
+    """Lets a test that changes all the time make progress, as zdtm does."""
     if test.name.startswith("transition/"):
         time.sleep(random.random())
 
 
 def run_criu(criu, images, words, folder):
-    """Why CRIU failed, or nothing."""
+    """Returns the reason of CRIU's failure, or nothing."""
     log = images / f"{words[0]}.log"
     done = subprocess.run(
         [*criu.words, *words, "--images-dir", images, "--log-file", log, "-v4"],
@@ -107,7 +107,7 @@ def run_criu(criu, images, words, folder):
     if done.returncode == 0:
         return ""
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-    # Without CAP_SYS_RESOURCE it cannot raise this limit, says so, and goes on.
+    # Without CAP_SYS_RESOURCE it cannot raise this limit, reports that, and continues.
     errors = [line for line in lines if "Error" in line and "RLIMIT_NOFILE" not in line]
     return f"criu {words[0]}: {(errors or ['no message'])[0].partition('Error ')[2]}"
 
@@ -136,7 +136,7 @@ class Kept:
         return PASSES if verdict == PASS else FAILS, self.one.said_last()
 
     def result(self):
-        """(result, why)."""
+        """Returns (result, reason)."""
         one, run = self.one, self.run
         if not self.starts():
             return NOT_STARTED, one.said_last() or " ".join(run.log()[-1:])
@@ -162,7 +162,7 @@ class Kept:
         return HANGS if verdict == HANGING else WRONG, f"{verdict}: {one.said_last()}"
 
     def snapshot(self):
-        """Why no snapshot was taken, or nothing."""
+        """Returns the reason why no snapshot was taken, or nothing."""
         for _ in range(SNAPSHOT_TRIES):
             code, said = self.run.ask("snapshot")
             if code == 0:
@@ -191,7 +191,7 @@ class Kept:
         return True
 
     def outer_pid(self):
-        """The test's pid as we see it."""
+        """Returns the test's pid on the host."""
         own = len(started.status("self")["NSpid"].split())
         for pid, _, inner, depth in started.below(self.run.process.pid):
             if inner == self.pid and depth == own + 1:
@@ -200,7 +200,7 @@ class Kept:
 
 
 def kept(test, criu, tools, folder, as_user):
-    """Two kills and restores under ckpt-run; returns (result, why)."""
+    """Kills and restores twice under ckpt-run; returns (result, reason)."""
     it = Kept(test, tools, folder, as_user)
     try:
         return it.result()
@@ -210,7 +210,7 @@ def kept(test, criu, tools, folder, as_user):
 
 
 def untouched(test, criu, tools, folder, as_user):
-    """No snapshot: whether the test passes as a job then."""
+    """Without a snapshot: checks that the test passes as a job."""
     it = Kept(test, tools, folder, as_user)
     try:
         return it.untouched()
