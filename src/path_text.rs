@@ -161,7 +161,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_come_back(path: Vec<u8>, words: Vec<Vec<u8>>) {
+        fn any_bytes_round_trip(path: Vec<u8>, words: Vec<Vec<u8>>) {
             let line = Line {
                 path: OsString::from_vec(path).into(),
                 words: words.into_iter().map(OsString::from_vec).collect(),

@@ -74,7 +74,7 @@ fn is_active(device: c_int) -> bool {
 pub unsafe fn enable_peer(real: EnablePeer, peer: usize, flags: c_uint) -> c_int {
     // SAFETY: by the contract above.
     let code = unsafe { real(peer, flags) };
-    if code == driver::SUCCESS && super::talk::is_ready() && open_to_current(peer).is_err() {
+    if code == driver::SUCCESS && super::service::is_ready() && open_to_current(peer).is_err() {
         return driver::PEER_ACCESS_UNSUPPORTED;
     }
     code

@@ -28,7 +28,7 @@ use super::probe::{enter, leave, probe_devices};
 use super::remake::{self, MOVED};
 use super::sys;
 use super::table::Entry;
-use super::tell::{send_batch, send_holdings, send_origins};
+use super::transmission::{send_batch, send_holdings, send_origins};
 use super::wire::{self, BATCH_MAX, MAGIC, Reply, Request, VERSION};
 
 /// Set after the job shared the driver's own memory with another process.
@@ -247,10 +247,10 @@ impl HandOver {
     }
 
     /// Reads the state, whether memory is released or not.
-    fn look(&self, tell: impl FnOnce(&State) -> Result<(), Failure>) -> Result<(), Failure> {
+    fn look(&self, report: impl FnOnce(&State) -> Result<(), Failure>) -> Result<(), Failure> {
         match &self.released {
-            Some(state) => tell(state),
-            None => tell(&*STATE.try_lock().ok_or(Failure::Busy)?),
+            Some(state) => report(state),
+            None => report(&*STATE.try_lock().ok_or(Failure::Busy)?),
         }
     }
 

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! the job ── dlsym, cuGetProcAddress, symbols ──▶ interpose, hooks ──▶ memory, contexts ──▶ driver
-//! the supervisor ── datagrams ──▶ talk, datagram ──▶ hand_over ───────────▶ memory ───────┘
+//! the supervisor ── datagrams ──▶ service, datagram ──▶ hand_over ────────▶ memory ───────┘
 //! ```
 //! It allocates large pieces of device memory in a form that another process can hold. During a snapshot the supervisor
 //! holds them on the GPU while the driver saves everything else, so they need not be moved through the host.
@@ -31,11 +31,11 @@ mod lock;
 mod memory;
 mod probe;
 mod remake;
+mod service;
 mod share;
 mod sys;
 mod table;
-mod talk;
-mod tell;
+mod transmission;
 #[allow(dead_code, reason = "the program uses the rest")]
 mod wire;
 

@@ -12,9 +12,9 @@ use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use super::devices::{DEVICES_MAX, Devices};
 use super::driver::{self, Access, Properties, check};
 use super::lock::{Guard, Lock};
+use super::service;
 use super::sys;
 use super::table::{Entry, Table};
-use super::talk;
 
 /// Minimum length of a covered allocation: the driver packs many smaller ones into a granule.
 const COVERED_MIN: usize = 2 << 20;
@@ -62,7 +62,7 @@ pub unsafe fn allocate(
 
 /// Allocates a piece of the agent's memory, if possible.
 fn covered(asked: usize) -> Option<u64> {
-    if !talk::is_ready() {
+    if !service::is_ready() {
         return None;
     }
     let (context, device) = current()?;
@@ -75,7 +75,7 @@ fn covered(asked: usize) -> Option<u64> {
     if len - asked > asked / WASTE_PARTS {
         return None;
     }
-    talk::start()?;
+    service::start()?;
     let id = match state.next_id {
         // The numbers must differ from those of an earlier process with the same pid: memory is identified by both.
         0 => sys::microseconds(),
@@ -165,7 +165,7 @@ pub fn map(state: &State, entry: &mut Entry) -> Result<(), c_int> {
 /// # Safety
 /// The same as for `cuMemFree_v2`, which is `real`.
 pub unsafe fn free(real: unsafe extern "C" fn(u64) -> c_int, address: u64) -> c_int {
-    match free_ours(address) {
+    match free_piece(address) {
         Some(Ok(())) => driver::SUCCESS,
         Some(Err(code)) => code,
         // SAFETY: by the contract above.
@@ -174,7 +174,7 @@ pub unsafe fn free(real: unsafe extern "C" fn(u64) -> c_int, address: u64) -> c_
 }
 
 /// Frees a piece of the agent's memory; `None` if it is not the agent's.
-fn free_ours(address: u64) -> Option<Result<(), c_int>> {
+fn free_piece(address: u64) -> Option<Result<(), c_int>> {
     if SEGMENTS.load(Ordering::Acquire) == 0 {
         return None;
     }

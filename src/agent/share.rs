@@ -19,7 +19,7 @@ use super::memory::{self, SEGMENTS, STATE, State, current, synchronize, tear_dow
 use super::sys::{self, Address};
 use super::table::Entry;
 use super::wire::{self, MAGIC, Reply, Request, Segment, VERSION};
-use super::{interpose, talk};
+use super::{interpose, service};
 
 /// First word of the agent's handles. The driver's handles start with different values, and the run's token follows in
 /// any case.
@@ -94,11 +94,11 @@ fn lend(address: u64) -> Option<Entry> {
 
 /// Records that the driver's own memory was shared, if the call succeeded, so that the supervisor is informed.
 fn shared(code: c_int) -> c_int {
-    if code == driver::SUCCESS && talk::is_ready() {
+    if code == driver::SUCCESS && service::is_ready() {
         SHARES.store(true, Ordering::Relaxed);
         let _state = STATE.lock();
         // Without the thread the supervisor is not informed, and the job continues as without the agent.
-        let _ = talk::start();
+        let _ = service::start();
     }
     code
 }
@@ -128,7 +128,7 @@ pub unsafe fn open_handle(real: Open, out: *mut u64, handle: IpcHandle, flags: c
 fn open(handle: &IpcHandle) -> Result<u64, c_int> {
     // SAFETY: has no arguments.
     let itself = unsafe { sys::getpid() }.unsigned_abs();
-    if handle.owner == itself || !talk::is_ready() {
+    if handle.owner == itself || !service::is_ready() {
         return Err(driver::INVALID_CONTEXT);
     }
     let (context, device) = current().ok_or(driver::INVALID_CONTEXT)?;
@@ -175,7 +175,7 @@ fn open_now(
     device: c_int,
     descriptor: c_int,
 ) -> Result<u64, c_int> {
-    talk::start().ok_or(MAP_FAILED)?;
+    service::start().ok_or(MAP_FAILED)?;
     if state.table.is_full() {
         return Err(driver::OUT_OF_MEMORY);
     }
@@ -219,8 +219,8 @@ fn ask(handle: &IpcHandle) -> Result<(Incoming, Reply, Segment), c_int> {
         },
         len: 2,
     };
-    let socket = talk::new_socket(&nameless).ok_or(MAP_FAILED)?;
-    talk::set(socket, sys::SO_RCVTIMEO, &[ANSWER_S, 0]);
+    let socket = service::new_socket(&nameless).ok_or(MAP_FAILED)?;
+    service::set(socket, sys::SO_RCVTIMEO, &[ANSWER_S, 0]);
     let mut result = Err(MAP_FAILED);
     for serial in 0..TRIES_MAX {
         result = ask_once(socket, &to, handle, u64::from(serial));
@@ -279,7 +279,7 @@ fn ask_once(
         };
         let is_answer = reply.magic == MAGIC && reply.version == VERSION && reply.serial == serial;
         // The final OK after a segment carries no information.
-        if is_answer && talk::is_trusted(&incoming) && reply.kind == wire::SHARE {
+        if is_answer && service::is_trusted(&incoming) && reply.kind == wire::SHARE {
             return Ok((incoming, reply, segment));
         }
     }

@@ -87,7 +87,7 @@ pub struct Agent<'a> {
     /// Unfinished request whose replies carry memory, and the first of its serial numbers that may still be answered.
     awaited: Option<(Kind, u64)>,
     /// Segments received so far for a request without descriptors.
-    told: Vec<wire::Segment>,
+    described: Vec<wire::Segment>,
 }
 
 impl<'a> Agent<'a> {
@@ -100,7 +100,7 @@ impl<'a> Agent<'a> {
             host_pid: None,
             receipt: Receipt::default(),
             awaited: None,
-            told: Vec::new(),
+            described: Vec::new(),
         }
     }
 
@@ -247,8 +247,8 @@ impl<'a> Agent<'a> {
     /// # Errors
     /// There is no valid reply in time, or [`AgentError::Refused`] from an older agent without this request.
     pub fn origins(&mut self, limit: Duration) -> Result<Vec<Origin>, AgentError> {
-        let told = self.told(Kind::Origins, limit)?;
-        Ok(told.iter().map(origin).collect())
+        let described = self.described_memory(Kind::Origins, limit)?;
+        Ok(described.iter().map(origin).collect())
     }
 
     /// Returns the amount of the process's memory on each GPU.
@@ -257,7 +257,7 @@ impl<'a> Agent<'a> {
     /// The same as [`Agent::origins`], or [`AgentError::Busy`] while the process is allocating.
     pub fn holdings(&mut self, limit: Duration) -> Result<Vec<Holding>, AgentError> {
         let kind = Kind::Holdings;
-        let told = self.told(kind, limit)?;
+        let described = self.described_memory(kind, limit)?;
         let holding = |one: &wire::Segment| {
             let holding = Holding {
                 device: one.device,
@@ -266,14 +266,18 @@ impl<'a> Agent<'a> {
             };
             (holding.imported <= holding.bytes).then_some(holding)
         };
-        let holdings: Option<Vec<Holding>> = told.iter().map(holding).collect();
+        let holdings: Option<Vec<Holding>> = described.iter().map(holding).collect();
         holdings.ok_or_else(|| self.malformed(kind, "more memory was provided than exists"))
     }
 
-    fn told(&mut self, kind: Kind, limit: Duration) -> Result<Vec<wire::Segment>, AgentError> {
-        self.told.clear();
+    fn described_memory(
+        &mut self,
+        kind: Kind,
+        limit: Duration,
+    ) -> Result<Vec<wire::Segment>, AgentError> {
+        self.described.clear();
         self.ask(kind, (0, &[]), clock::now() + limit)?;
-        Ok(std::mem::take(&mut self.told))
+        Ok(std::mem::take(&mut self.described))
     }
 
     /// Sends a request and waits for its last reply.
@@ -361,9 +365,9 @@ impl<'a> Agent<'a> {
         if reply.kind != kind.number() {
             return Err(self.malformed(kind, "a reply to another request"));
         }
-        if kind.tells() && reply.status == wire::MORE {
-            self.told.extend(&segments);
-            if segments.is_empty() || self.told.len() > SEGMENTS_MAX {
+        if kind.describes_memory() && reply.status == wire::MORE {
+            self.described.extend(&segments);
+            if segments.is_empty() || self.described.len() > SEGMENTS_MAX {
                 return Err(self.malformed(kind, "an invalid number of segments"));
             }
             return Ok(None);

@@ -48,7 +48,7 @@ impl Kind {
     }
 
     /// Returns true if the replies describe memory without descriptors.
-    pub(super) const fn tells(self) -> bool {
+    pub(super) const fn describes_memory(self) -> bool {
         match self {
             Self::Origins | Self::Holdings => true,
             Self::Hello | Self::Probe | Self::Map | Self::Release | Self::Remake => false,

@@ -12,7 +12,7 @@
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 
-use super::copier_client::{SegmentId, answer, say};
+use super::copier_client::{SegmentId, answer, send_request};
 use super::error::CopierError;
 use super::wire::{Direction, LANE_BYTES, LaneRequest, Part, Reply, Socket};
 use crate::shared_memory::SharedMemory;
@@ -164,7 +164,7 @@ impl Lane {
             },
             at: (half * HALF_BYTES) as u64,
         };
-        say(&self.socket, operation, &request, &[]).inspect_err(|_| self.broken = true)?;
+        send_request(&self.socket, operation, &request, &[]).inspect_err(|_| self.broken = true)?;
         self.next += 1;
         self.open += 1;
         Ok(half)

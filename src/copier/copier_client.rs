@@ -252,7 +252,7 @@ impl Copier {
         if control.broken {
             return Err(CopierError::Gone { operation });
         }
-        let said = say(&control.socket, operation, request, descriptors);
+        let said = send_request(&control.socket, operation, request, descriptors);
         match said.and_then(|()| answer(&control.socket, operation, Some(limit))) {
             Ok((Reply::Failed(refusal), _)) => Err(CopierError::refused(operation, refusal)),
             Ok(answer) => Ok(answer),
@@ -273,7 +273,7 @@ impl Copier {
 }
 
 /// Sends a request, which has one reply.
-pub(super) fn say(
+pub(super) fn send_request(
     socket: &Socket,
     operation: &'static str,
     request: &impl serde::Serialize,

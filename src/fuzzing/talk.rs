@@ -25,13 +25,13 @@ const PARTS_MAX: usize = 128;
 /// Limit on the pipes in one conversation, far below the limit on descriptors.
 const PIPES_MAX: usize = 32;
 
-enum Say<'a> {
+enum Part<'a> {
     Bytes(&'a [u8]),
     Pipes(usize),
     Call,
 }
 
-fn parse(mut input: &[u8]) -> Vec<Say<'_>> {
+fn parse(mut input: &[u8]) -> Vec<Part<'_>> {
     let (mut all, mut pipes) = (Vec::new(), 0);
     while let Some((&first, rest)) = input.split_first() {
         input = rest;
@@ -41,14 +41,14 @@ fn parse(mut input: &[u8]) -> Vec<Say<'_>> {
                     .split_at_checked(usize::from(first))
                     .unwrap_or((input, &[]));
                 input = rest;
-                all.push(Say::Bytes(bytes));
+                all.push(Part::Bytes(bytes));
             }
             128..255 => {
                 let count = usize::from(first - 128) % 4;
                 pipes += count;
-                all.push(Say::Pipes(count));
+                all.push(Part::Pipes(count));
             }
-            255 => all.push(Say::Call),
+            255 => all.push(Part::Call),
         }
         if pipes > PIPES_MAX || all.len() >= PARTS_MAX {
             break;
@@ -57,22 +57,22 @@ fn parse(mut input: &[u8]) -> Vec<Say<'_>> {
     all
 }
 
-fn say(socket: &UnixStream, parts: &[Say<'_>]) {
+fn send(socket: &UnixStream, parts: &[Part<'_>]) {
     for part in parts {
         match part {
-            Say::Bytes(bytes) => (&*socket).write_all(bytes).unwrap(),
-            Say::Pipes(count) => say_pipes(socket, *count),
-            Say::Call => {}
+            Part::Bytes(bytes) => (&*socket).write_all(bytes).unwrap(),
+            Part::Pipes(count) => send_pipes(socket, *count),
+            Part::Call => {}
         }
     }
 }
 
-fn say_all(socket: &UnixStream, input: &[u8]) {
-    say(socket, &parse(input));
+fn send_all(socket: &UnixStream, input: &[u8]) {
+    send(socket, &parse(input));
     socket.shutdown(Shutdown::Write).unwrap();
 }
 
-fn say_pipes(socket: &UnixStream, count: usize) {
+fn send_pipes(socket: &UnixStream, count: usize) {
     let pipe = || {
         let (reader, mut writer) = std::io::pipe().unwrap();
         writer.write_all(b"pages").unwrap();
@@ -101,10 +101,10 @@ pub(super) fn dump(folder: &Path, input: &[u8]) -> bool {
     let capture = Capture::bind(folder).unwrap();
     let criu = UnixStream::connect(folder.join("streamer-capture.sock")).unwrap();
     let parts = parse(input);
-    let call = parts.iter().position(|part| matches!(part, Say::Call));
+    let call = parts.iter().position(|part| matches!(part, Part::Call));
     let call = call.filter(|call| are_whole_requests(&parts[..*call]));
     let (before, after) = parts.split_at(call.unwrap_or(parts.len()));
-    say(&criu, before);
+    send(&criu, before);
     let _begin = UnixStream::connect(folder.join("begin.sock")).unwrap();
     let _plugin = UnixStream::connect(folder.join("frozen.sock")).unwrap();
     let _script = call.map(|_| UnixStream::connect(folder.join("hold.sock")).unwrap());
@@ -112,7 +112,7 @@ pub(super) fn dump(folder: &Path, input: &[u8]) -> bool {
         criu.shutdown(Shutdown::Write).unwrap();
     }
     let frozen = |_| {
-        say(&criu, after);
+        send(&criu, after);
         criu.shutdown(Shutdown::Write)
     };
     let (_call_off, called_off) = UnixStream::pair().unwrap();
@@ -131,16 +131,16 @@ pub(super) fn dump(folder: &Path, input: &[u8]) -> bool {
 
 /// Returns true if the requests are complete. The receiver of an incomplete request waits for the rest, and the fuzzer
 /// would wait for the receiver.
-fn are_whole_requests(parts: &[Say<'_>]) -> bool {
+fn are_whole_requests(parts: &[Part<'_>]) -> bool {
     let (pairs, rest) = parts.as_chunks::<2>();
     rest.is_empty()
         && pairs.iter().all(|[request, pipe]| {
             let len = match request {
-                Say::Bytes(bytes) => bytes.split_first_chunk(),
-                Say::Pipes(_) | Say::Call => None,
+                Part::Bytes(bytes) => bytes.split_first_chunk(),
+                Part::Pipes(_) | Part::Call => None,
             };
             len.is_some_and(|(len, body)| u32::from_le_bytes(*len) as usize == body.len())
-                && matches!(pipe, Say::Pipes(_))
+                && matches!(pipe, Part::Pipes(_))
         })
 }
 
@@ -149,7 +149,7 @@ pub(super) fn restore(folder: &Path, input: &[u8]) -> bool {
     clear(folder, &["streamer-serve.sock", "restored.sock"]);
     let serve = Serve::bind(folder).unwrap();
     let criu = UnixStream::connect(folder.join("streamer-serve.sock")).unwrap();
-    say_all(&criu, input);
+    send_all(&criu, input);
     criu.set_nonblocking(true).unwrap();
     let (_call_off, called_off) = UnixStream::pair().unwrap();
     let exists = |name: &str| {
@@ -167,14 +167,14 @@ pub(super) fn restore(folder: &Path, input: &[u8]) -> bool {
 /// Plays the supervisor towards the sandbox; returns true if every request was understood.
 pub(super) fn requests(input: &[u8]) -> bool {
     let (ours, theirs) = UnixStream::pair().unwrap();
-    say_all(&ours, input);
+    send_all(&ours, input);
     sandbox::fuzz_sandbox::requests(&theirs)
 }
 
 /// Plays the sandbox towards the supervisor; returns true if every event was understood.
 pub(super) fn events(input: &[u8]) -> bool {
     let (ours, theirs) = UnixStream::pair().unwrap();
-    say_all(&ours, input);
+    send_all(&ours, input);
     sandbox::fuzz_sandbox::events(&theirs)
 }
 

@@ -22,7 +22,7 @@ const DRIVER: &str = "nvidia";
 /// Checks, before the first process is suspended, that no program unknown to the driver has opened the GPU; `users` are
 /// the processes that the driver knows. Such a program may be about to use NCCL, and other processes of the job may
 /// wait for it.
-pub(crate) fn nobody_arrives(processes: &[Process], users: &[i32]) -> Result<(), GpuError> {
+pub(crate) fn check_newcomers(processes: &[Process], users: &[i32]) -> Result<(), GpuError> {
     let holders = job::holders(processes, &job::majors(DRIVER))?;
     let arrives = |holder: &&Holder| !holder.forked && !users.contains(&holder.host_pid);
     refuse(holders.iter().find(arrives))

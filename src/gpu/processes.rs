@@ -74,8 +74,8 @@ impl<'a> Gpu<'a> {
         let split = gpus.gpus.iter().filter(|gpu| gpu.mig == Some(true));
         let split: Vec<String> = split.map(|gpu| gpu.uuid.clone()).collect();
         let machine_gpus = gpus.gpus.len();
-        unsupported::look(&described, machine_gpus, &split)?;
-        unsupported::look_around(&described, machine_gpus, || {
+        unsupported::check(&described, machine_gpus, &split)?;
+        unsupported::check_neighbours(&described, machine_gpus, || {
             neighbours(others, &context.store.path().to_string_lossy())
         })?;
         let environments: Vec<Vec<u8>> =

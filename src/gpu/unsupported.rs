@@ -112,7 +112,7 @@ pub enum Unsupported {
 
 /// Checks for state that cannot be restored. `machine_gpus` is the number of GPUs, and `split` are the UUIDs of those
 /// in MIG mode.
-pub(crate) fn look(
+pub(crate) fn check(
     users: &[CudaUser],
     machine_gpus: usize,
     split: &[String],
@@ -149,7 +149,7 @@ pub(crate) fn look(
 
 /// Checks for another run that uses NCCL on several of the job's GPUs. A job with unknown GPUs may use all of them. The
 /// neighbours are determined only if necessary.
-pub(crate) fn look_around(
+pub(crate) fn check_neighbours(
     users: &[CudaUser],
     machine_gpus: usize,
     neighbours: impl FnOnce() -> Vec<Neighbour>,
@@ -250,7 +250,7 @@ mod tests {
             ),
         ];
         for (users, expected) in cases {
-            let text = look(&users, 8, &[]).unwrap_err().to_string();
+            let text = check(&users, 8, &[]).unwrap_err().to_string();
             assert!(text.contains(expected) && text.contains(SAFE), "{text}");
         }
     }
@@ -264,7 +264,7 @@ mod tests {
             ..rank(pid, "NCCL_CUMEM_ENABLE=0 NCCL_CUMEM_HOST_ENABLE=0", "a")
         };
         let unknown = [user(1, true, "", &[]), user(2, true, "", &[])];
-        assert_eq!(look(&unknown, 1, &[]), Ok(()), "a machine with one GPU");
+        assert_eq!(check(&unknown, 1, &[]), Ok(()), "a machine with one GPU");
         let cases = [
             ("PyTorch on one of many", vec![rank(1, "", "a")]),
             ("workers on one", vec![rank(1, "", "a"), rank(2, "", "a")]),
@@ -277,7 +277,7 @@ mod tests {
             ("no NCCL", vec![user(1, false, "", &["a", "b"])]),
         ];
         for (case, users) in cases {
-            assert_eq!(look(&users, 8, &[]), Ok(()), "{case}");
+            assert_eq!(check(&users, 8, &[]), Ok(()), "{case}");
         }
     }
 
@@ -291,7 +291,7 @@ mod tests {
             gpu: gpu.to_owned(),
         };
         let beside = |users: &[CudaUser], neighbours: &[Neighbour]| {
-            look_around(users, 8, || neighbours.to_vec())
+            check_neighbours(users, 8, || neighbours.to_vec())
         };
         let ranks = ["a", "b"].map(|gpu| other("/x", true, gpu));
         let (pid, store) = (1, "/x".to_owned());
@@ -326,24 +326,24 @@ mod tests {
             assert_eq!(beside(users, &neighbours), Ok(()), "{case}");
         }
         let unasked = || unreachable!("a job on one GPU need not know");
-        assert_eq!(look_around(&ours[..1], 8, unasked), Ok(()));
+        assert_eq!(check_neighbours(&ours[..1], 8, unasked), Ok(()));
     }
 
     #[test]
     fn mps_mig_and_other_machines_memory_are_refused() {
         let mut one = user(7, false, "", &["a"]);
-        assert_eq!(look(&[one.clone()], 1, &["b".to_owned()]), Ok(()));
+        assert_eq!(check(&[one.clone()], 1, &["b".to_owned()]), Ok(()));
         let gpu = "a".to_owned();
         assert_eq!(
-            look(&[one.clone()], 1, std::slice::from_ref(&gpu)),
+            check(&[one.clone()], 1, std::slice::from_ref(&gpu)),
             Err(Unsupported::Mig { pid: 7, gpu })
         );
         one.through_mps = true;
         assert_eq!(
-            look(&[one.clone()], 1, &[]),
+            check(&[one.clone()], 1, &[]),
             Err(Unsupported::Mps { pid: 7 })
         );
         one.fabric = true;
-        assert_eq!(look(&[one], 1, &[]), Err(Unsupported::Fabric { pid: 7 }));
+        assert_eq!(check(&[one], 1, &[]), Err(Unsupported::Fabric { pid: 7 }));
     }
 }

@@ -8,8 +8,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::before_kill::{Files, Part};
-use super::look::Look;
-use super::not_kept::ImageLook;
+use super::job_sample::JobSample;
+use super::not_kept::TrialImage;
 use super::rehearsal_report::{Failure, Outcome};
 use super::run_rehearsal::{Book, End};
 use super::signs::{self, LEAST, QUIET_START, Sign};
@@ -46,7 +46,7 @@ pub(super) struct Acts<'a, 'b, 'c> {
 /// The state of the job before the kill.
 pub(super) struct Before {
     pub sign: Sign,
-    pub look: Look,
+    pub look: JobSample,
     files: Files,
     /// Maximum lengths of stdout and stderr at the snapshot.
     pub places: [u64; 2],
@@ -56,7 +56,7 @@ pub(super) struct Before {
 /// The restored job, at the end of its trial.
 pub(super) struct Restored {
     /// Facts of the image that it was restored from.
-    pub image: ImageLook,
+    pub image: TrialImage,
     /// True if it ended by itself, with exit code 0.
     pub has_ended: bool,
     /// Lengths of stdout and stderr after the second snapshot.
@@ -86,13 +86,13 @@ impl Acts<'_, '_, '_> {
         let files = look.files();
         let image = self.first_snapshot();
         let mut image = self.noted("snapshot", image)?;
-        let gone_on = self.go_on(look, &files, places);
+        let gone_on = self.let_continue(look, &files, places);
         let mut before = self.noted("goes on", gone_on)?;
         let output = self.kill(places);
         before.output = self.noted("kill", output)?;
         let restored = self.restore(&image);
         self.noted("restore", restored)?;
-        let back = self.come_back(&before);
+        let back = self.check_restored(&before);
         let computes = self.noted("comes back", back)?;
         let intact = self.check_old_output(&before);
         self.noted("output", intact)?;
@@ -129,7 +129,7 @@ impl Acts<'_, '_, '_> {
     }
 
     /// Waits until the job computes.
-    fn begin(&mut self) -> Result<(Look, [u64; 2]), End> {
+    fn begin(&mut self) -> Result<(JobSample, [u64; 2]), End> {
         let started = self.trial.wait(NEWS_LIMIT, |trial| {
             let events = trial.events();
             let is_started = |event: &Event| matches!(event, Event::Started { .. });
@@ -150,7 +150,7 @@ impl Acts<'_, '_, '_> {
             ),
             Sign::End => return Err(self.ended_by_itself("before it could be snapshotted")?),
         };
-        let Some(look) = signs::look(self.trial) else {
+        let Some(look) = signs::sample(self.trial) else {
             return Err(self.ended_by_itself("before it could be snapshotted")?);
         };
         let (processes, memory) = (look.processes.len() as u64, size(look.memory));
@@ -167,16 +167,16 @@ impl Acts<'_, '_, '_> {
         Ok((look, self.trial.output_bytes()))
     }
 
-    fn first_snapshot(&mut self) -> Result<ImageLook, End> {
+    fn first_snapshot(&mut self) -> Result<TrialImage, End> {
         let Some(image) = self.take_snapshot()? else {
             return Err(self.ended_by_itself("during its snapshot")?);
         };
-        self.look_at_image(&image)
+        self.read_image(&image)
     }
 
     /// Reads the facts of an image.
-    pub(super) fn look_at_image(&mut self, image: &str) -> Result<ImageLook, End> {
-        let look = ImageLook::at(self.config, &self.trial.store(), image);
+    pub(super) fn read_image(&mut self, image: &str) -> Result<TrialImage, End> {
+        let look = TrialImage::at(self.config, &self.trial.store(), image);
         let look = look.map_err(|reason| {
             End::failed(
                 format!("image {image} cannot be read: {reason}"),
@@ -282,8 +282,13 @@ impl Acts<'_, '_, '_> {
     }
 
     /// Lets the job compute a little longer.
-    fn go_on(&mut self, look: Look, files: &Files, places: [u64; 2]) -> Result<Before, End> {
-        let sign = signs::of_going_on(self.trial, self.patience.min(QUIET_START))?;
+    fn let_continue(
+        &mut self,
+        look: JobSample,
+        files: &Files,
+        places: [u64; 2],
+    ) -> Result<Before, End> {
+        let sign = signs::of_progress(self.trial, self.patience.min(QUIET_START))?;
         let (outcome, text) = match sign {
             Sign::Output => (Outcome::Ok, "the job computes and prints"),
             Sign::Cpu => (Outcome::Ok, "the job computes"),
@@ -293,7 +298,7 @@ impl Acts<'_, '_, '_> {
             ),
             Sign::End => return Err(self.ended_by_itself("before it could be killed")?),
         };
-        let Some(now) = signs::look(self.trial) else {
+        let Some(now) = signs::sample(self.trial) else {
             return Err(self.ended_by_itself("before it could be killed")?);
         };
         self.book.note("goes on", outcome, text);

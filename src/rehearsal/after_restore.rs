@@ -2,14 +2,14 @@
 
 use super::acts::{Acts, Before, KEEP_AND_LOOK, WORK_LIMIT};
 use super::before_kill::Files;
-use super::not_kept::ImageLook;
+use super::not_kept::TrialImage;
 use super::rehearsal_report::Outcome;
 use super::run_rehearsal::{End, STREAMS};
 use super::signs::{self, LEAST, Sign};
 use crate::history::{Event, time_in_words};
 
 impl Acts<'_, '_, '_> {
-    pub(super) fn restore(&mut self, image: &ImageLook) -> Result<(), End> {
+    pub(super) fn restore(&mut self, image: &TrialImage) -> Result<(), End> {
         let news = self.trial.wait(WORK_LIMIT, |trial| {
             let mut events = trial.events().into_iter();
             let news = events.find_map(|event| match event {
@@ -48,10 +48,10 @@ impl Acts<'_, '_, '_> {
     }
 
     /// Checks that the restored job computes. Returns false if the job has exited successfully.
-    pub(super) fn come_back(&mut self, before: &Before) -> Result<bool, End> {
+    pub(super) fn check_restored(&mut self, before: &Before) -> Result<bool, End> {
         const NAME: &str = "comes back";
-        let first = signs::look(self.trial).unwrap_or_default();
-        let sign = signs::of_going_on(self.trial, self.patience)?;
+        let first = signs::sample(self.trial).unwrap_or_default();
+        let sign = signs::of_progress(self.trial, self.patience)?;
         let (outcome, text) = match sign {
             Sign::Output => (Outcome::Ok, "the job computes and prints"),
             Sign::Cpu => (Outcome::Ok, "the job computes"),
@@ -97,7 +97,7 @@ impl Acts<'_, '_, '_> {
 
     /// Checks that no file that the job keeps open is shorter than at the snapshot.
     pub(super) fn check_open_files(&mut self, before: &Files) -> Result<(), End> {
-        let Some(look) = signs::look(self.trial) else {
+        let Some(look) = signs::sample(self.trial) else {
             return Ok(());
         };
         // A file that the job truncates and rewrites is complete at a later look.
@@ -118,9 +118,9 @@ impl Acts<'_, '_, '_> {
     }
 
     /// Takes the snapshot of the restored job. Returns false if the job has exited successfully.
-    pub(super) fn second_snapshot(&mut self, first: &mut ImageLook) -> Result<bool, End> {
+    pub(super) fn second_snapshot(&mut self, first: &mut TrialImage) -> Result<bool, End> {
         if let Some(image) = self.take_snapshot()? {
-            first.add(self.look_at_image(&image)?);
+            first.add(self.read_image(&image)?);
             return Ok(true);
         }
         self.ended_after_restore("again")

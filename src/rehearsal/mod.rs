@@ -4,7 +4,7 @@
 //! ```text
 //! rehearse ──▶ copies (folder_copy)  a fresh copy of the working folder, mounted over it
 //!          ──▶ acts, then after_restore ──▶ trial        an ordinary supervisor in a temporary folder
-//!                                   ──▶ signs, look  the job's activity: processes, CPU time, output
+//!                                   ──▶ signs, job_sample  the job's activity: processes, CPU time, output
 //!                                   ──▶ before_kill  output and open files before the kill and after the restore
 //!                                   ──▶ not_kept     content of the image
 //!          ──▶ uninterrupted (twice) ──▶ trial
@@ -22,7 +22,7 @@ mod copies;
 mod error;
 mod folder_content;
 mod folder_copy;
-mod look;
+mod job_sample;
 mod not_kept;
 mod output_match;
 mod outside;

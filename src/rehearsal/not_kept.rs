@@ -26,7 +26,7 @@ pub struct NotKept {
 
 /// The facts of an image that a rehearsal uses.
 #[derive(Clone, Debug, Default)]
-pub(super) struct ImageLook {
+pub(super) struct TrialImage {
     /// Bytes that the job had written to stdout and stderr at the snapshot.
     pub positions: [u64; 2],
     /// The first files whose content the image does not have.
@@ -37,7 +37,7 @@ pub(super) struct ImageLook {
     pub gap: Option<String>,
 }
 
-impl ImageLook {
+impl TrialImage {
     /// Reads the facts of an image; the text is the reason why that is impossible.
     pub(super) fn at(config: &Config, store: &Path, image: &str) -> Result<Self, String> {
         let key = read_key(&config.encryption).map_err(|error| chain(&error))?;
@@ -147,7 +147,7 @@ mod tests {
             ],
             ..Kept::default()
         };
-        let (reason, remedy) = ImageLook::of(Some(&kept)).missing().unwrap();
+        let (reason, remedy) = TrialImage::of(Some(&kept)).missing().unwrap();
         assert_eq!(
             reason,
             "the image does not contain /w/a (5.0 MiB: larger than files.keep_content), \
@@ -157,7 +157,7 @@ mod tests {
             remedy,
             "set files.keep_content to \"6MiB\" or more; set files.keep_total to a larger size"
         );
-        assert_eq!(ImageLook::of(Some(&Kept::default())).missing(), None);
+        assert_eq!(TrialImage::of(Some(&Kept::default())).missing(), None);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use super::RehearsalError;
-use super::look::Look;
+use super::job_sample::JobSample;
 use super::trial::Trial;
 use crate::clock;
 use crate::history::Event;
@@ -74,20 +74,20 @@ pub(super) fn of_beginning(
             return Ok(Some(Sign::Output));
         }
         let computes = age >= QUIET_START.min(limit)
-            && look(trial).is_some_and(|look| look.cpu_seconds >= CPU_AT_FIRST_SECONDS);
+            && sample(trial).is_some_and(|sample| sample.cpu_seconds >= CPU_AT_FIRST_SECONDS);
         Ok(computes.then_some(Sign::Cpu))
     })?;
     Ok(sign.unwrap_or(Sign::None))
 }
 
 /// Waits until the job has computed a little more.
-pub(super) fn of_going_on(
+pub(super) fn of_progress(
     trial: &mut Trial<'_>,
     patience: Duration,
 ) -> Result<Sign, RehearsalError> {
     let begun = clock::now();
     let output = trial.output_bytes();
-    let mut cpu = look(trial).map(|look| look.cpu_seconds);
+    let mut cpu = sample(trial).map(|sample| sample.cpu_seconds);
     let sign = trial.wait(patience.max(LEAST), |trial| {
         if is_over(trial)? {
             return Ok(Some(Sign::End));
@@ -98,7 +98,7 @@ pub(super) fn of_going_on(
         if trial.output_bytes() != output {
             return Ok(Some(Sign::Output));
         }
-        let now = look(trial).map(|look| look.cpu_seconds);
+        let now = sample(trial).map(|sample| sample.cpu_seconds);
         let before = *cpu.get_or_insert(now.unwrap_or(0.0));
         let computes = now.is_some_and(|now| now >= before + CPU_MORE_SECONDS);
         Ok(computes.then_some(Sign::Cpu))
@@ -153,6 +153,6 @@ pub(super) fn job(trial: &Trial<'_>) -> Option<i32> {
 }
 
 /// Inspects the job at this moment.
-pub(super) fn look(trial: &Trial<'_>) -> Option<Look> {
-    Look::at(job(trial)?)
+pub(super) fn sample(trial: &Trial<'_>) -> Option<JobSample> {
+    JobSample::at(job(trial)?)
 }

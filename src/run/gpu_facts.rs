@@ -56,7 +56,7 @@ pub struct SparedThreads {
 
 /// A GPU at the time of the snapshot.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(from = "Told")]
+#[serde(from = "RecordedGpu")]
 pub struct GpuFacts {
     /// The UUID, with the prefix `GPU-`.
     pub uuid: String,
@@ -75,7 +75,7 @@ pub struct GpuFacts {
 /// The accepted forms in a manifest; the first images recorded only the UUID.
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum Told {
+enum RecordedGpu {
     Uuid(String),
     Facts {
         uuid: String,
@@ -88,14 +88,14 @@ enum Told {
     },
 }
 
-impl From<Told> for GpuFacts {
-    fn from(told: Told) -> Self {
+impl From<RecordedGpu> for GpuFacts {
+    fn from(told: RecordedGpu) -> Self {
         match told {
-            Told::Uuid(uuid) => Self {
+            RecordedGpu::Uuid(uuid) => Self {
                 uuid,
                 ..Self::default()
             },
-            Told::Facts {
+            RecordedGpu::Facts {
                 uuid,
                 name,
                 memory_bytes,

@@ -119,7 +119,7 @@ impl Job {
     }
 
     /// Records that the job computes again, after ckpt-run's work in it.
-    pub fn goes_on(&self) {
+    pub fn continues(&self) {
         let used = self.cpu_time().unwrap_or_default();
         self.own_activity.marks().cpu.ends(used);
     }
@@ -127,7 +127,7 @@ impl Job {
     /// Records that ckpt-run's work in the job and on its GPUs has ended, successfully or not.
     pub fn left_alone(&self) {
         if self.own_activity.marks().cpu.since.is_some() {
-            self.goes_on();
+            self.continues();
         }
         let mut marks = self.own_activity.marks();
         if marks.gpu == Gpu::Touched {

@@ -14,7 +14,7 @@ use super::criu_dump::CriuDump;
 use super::criu_log::CriuLog;
 use super::error::SnapshotError;
 use super::job_facts::{Opened, Recorded};
-use super::kept_files::{Beforehand, Keeping};
+use super::kept_files::{Beforehand, FileCopies};
 use super::take_snapshot::{Snapshotted, Subject};
 use crate::clock;
 use crate::config;
@@ -42,7 +42,7 @@ pub(crate) struct Dump<'a> {
     network: Mutex<Option<Network>>,
     recorded: Mutex<Option<Recorded>>,
     beforehand: Mutex<Option<Beforehand>>,
-    keeping: Mutex<Option<Keeping>>,
+    keeping: Mutex<Option<FileCopies>>,
     image: ImageId,
     /// The lock, held until CRIU has exited.
     turn: Mutex<Option<job::DumpLock>>,
@@ -236,19 +236,19 @@ impl<'a> Dump<'a> {
 
     /// Checks the frozen tasks again, because nothing changes any more, and records what they have open: sizes and
     /// contents of files.
-    fn look(&self, open: Vec<Descriptors>) -> Result<(Opened, Keeping), SnapshotError> {
+    fn look(&self, open: Vec<Descriptors>) -> Result<(Opened, FileCopies), SnapshotError> {
         let processes = job::tree(self.root)?;
         refuse_obstacles(self.subject.job, &processes, &open, When::Frozen)?;
         let opened = Opened::record(open)?;
         let uses = opened.written();
         let beforehand = taken(&self.beforehand)?;
-        let keeping = Keeping::begin(self.context(), self.image, &uses, beforehand)?;
+        let keeping = FileCopies::begin(self.context(), self.image, &uses, beforehand)?;
         drop(uses);
         Ok((opened, keeping))
     }
 
     /// Records the other facts that CRIU does not, such as positions of the standard streams.
-    fn record(&self, (opened, keeping): (Opened, Keeping)) -> Result<(), SnapshotError> {
+    fn record(&self, (opened, keeping): (Opened, FileCopies)) -> Result<(), SnapshotError> {
         let processes = job::tree(self.root)?;
         self.inherited.check(&processes)?;
         // Locked only for the mark: no other thread waits for the streams while file contents are read.

@@ -1,7 +1,7 @@
 //! The part of a snapshot in which the job is frozen, and the ways in which it ends.
 //!
 //! ```text
-//! begin: lock → suspend ─┬─ go_on: dump → copy → resume ← the job computes → drain → commit
+//! begin: lock → suspend ─┬─ continue_job: dump → copy → resume ← the job computes → drain → commit
 //!                        ├─ pause: dump, tasks stopped → copy → drain → commit → paused
 //!                        └─ stop:  dump → copy → drain → commit, tasks frozen → killed
 //! ```
@@ -117,7 +117,7 @@ impl<'a> Frozen<'a> {
     }
 
     /// Lets the job compute again as soon as its memory is in the image; `computing` is called then.
-    pub fn go_on(
+    pub fn continue_job(
         mut self,
         criu_dump: CriuDump<'_>,
         computing: impl Fn(Duration),

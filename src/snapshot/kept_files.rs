@@ -39,7 +39,7 @@ const ALWAYS_BYTES: u64 = 64 << 20;
 const QUIET_NS: i64 = 1_000_000_000;
 
 /// The files of an image in the making.
-pub(crate) struct Keeping {
+pub(crate) struct FileCopies {
     changes: Changes,
     image: ImageId,
     contents: Contents,
@@ -142,7 +142,7 @@ impl Beforehand {
     }
 }
 
-impl Keeping {
+impl FileCopies {
     /// Lists the changed files and copies contents within the time limit. The job is frozen meanwhile; `open` are the
     /// files that it has open for writing.
     pub fn begin(

@@ -130,7 +130,7 @@ impl Paused {
 
     fn continue_tasks(&self) -> Result<(), crate::sandbox::SandboxError> {
         let continued = self.job.sandbox.signal(nix::libc::SIGCONT, true);
-        self.job.goes_on();
+        self.job.continues();
         self.job.own_activity.leaves_gpu(clock::now());
         continued
     }

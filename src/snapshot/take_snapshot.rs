@@ -100,7 +100,7 @@ pub(crate) fn take(
     let begun = clock::now();
     let _busy = subject.context.ongoing.begin(Work::Snapshot, Step::Admit);
     let computing = |freeze| {
-        subject.job.goes_on();
+        subject.job.continues();
         subject.context.ongoing.computing();
         computing(freeze);
     };
@@ -150,7 +150,7 @@ fn attempt(
     look_at_sockets(context, &open)?;
     job.own_activity.begins(job::cpu_time(&processes));
     let mut gpu = Gpu::of(context, &processes)?;
-    inherited_devices::nobody_arrives(&processes, gpu.as_ref().map_or(&[], Gpu::users))?;
+    inherited_devices::check_newcomers(&processes, gpu.as_ref().map_or(&[], Gpu::users))?;
     let resident_plan = resident_plan(subject, gpu.as_mut(), afterwards, despite)?;
     let writer = admit(subject, &processes, gpu.as_ref(), resident_plan.as_ref())?;
     if afterwards != Afterwards::Stop {
@@ -178,7 +178,7 @@ fn attempt(
         };
     match afterwards {
         Afterwards::Continue => frozen
-            .go_on(criu_dump, computing)
+            .continue_job(criu_dump, computing)
             .map(|image| (image, None)),
         Afterwards::Stop => frozen.stop(criu_dump, computing).map(|image| (image, None)),
         Afterwards::Pause => {

@@ -67,7 +67,7 @@ impl ResidentPlan {
             Way::Resident(covers) => covers,
             Way::Driver(reason) => {
                 let failure = despite.map(|error| chain(error));
-                say(wanted, failure.or(reason.map(str::to_owned)));
+                log_reason(wanted, failure.or(reason.map(str::to_owned)));
                 return Ok(None);
             }
         };
@@ -84,7 +84,7 @@ impl ResidentPlan {
             })),
             Err(error) if bound => Err(error),
             Err(error) => {
-                say(wanted, Some(chain(&error)));
+                log_reason(wanted, Some(chain(&error)));
                 Ok(None)
             }
         }
@@ -173,7 +173,7 @@ fn start_carrier(
 }
 
 /// Logs the reason why the driver suspends all memory.
-fn say(wanted: Memory, reason: Option<String>) {
+fn log_reason(wanted: Memory, reason: Option<String>) {
     match (wanted, reason) {
         (Memory::Driver, _) | (_, None) => {}
         (Memory::Resident, Some(reason)) => {

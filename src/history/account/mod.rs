@@ -43,7 +43,7 @@ pub struct Account {
     /// Progress of the image that would be restored after a crash.
     durable: f64,
     /// Progress at the end of the job's attempt, and the kind of that end, until the next attempt.
-    fallen: Option<(f64, Fall)>,
+    ended_attempt: Option<(f64, AttemptEnd)>,
     freezes: VecDeque<Freeze>,
     failed_in_a_row: u64,
     ended: Option<(String, u8, Timestamp)>,
@@ -70,7 +70,7 @@ impl Comeback {
 
 /// End of an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fall {
+enum AttemptEnd {
     Crash,
     /// The supervisor was killed together with the job.
     Outage,
@@ -161,28 +161,28 @@ impl Account {
     }
 
     /// Notes that the job has stopped computing.
-    fn stand(&mut self) {
+    fn stop_computing(&mut self) {
         self.progress = self.progress_at(self.elapsed);
         self.since = None;
     }
 
-    fn fall(&mut self, how: Fall) {
-        self.stand();
+    fn end_attempt(&mut self, how: AttemptEnd) {
+        self.stop_computing();
         self.pending = None;
         self.comeback = None;
-        self.fallen.get_or_insert((self.progress, how));
+        self.ended_attempt.get_or_insert((self.progress, how));
     }
 
     /// Notes that the job runs again, with this progress if it is known.
-    fn rise(&mut self, progress: Option<f64>) {
-        let fallen = self.fallen.take();
-        if let Some((then, how)) = fallen {
+    fn begin_attempt(&mut self, progress: Option<f64>) {
+        let ended_attempt = self.ended_attempt.take();
+        if let Some((then, how)) = ended_attempt {
             self.summary.lost_seconds +=
                 progress.map_or(0.0, |progress| (then - progress).max(0.0));
             match how {
-                Fall::Crash => self.summary.survived += 1,
-                Fall::Outage => self.summary.outages += 1,
-                Fall::Stop => {}
+                AttemptEnd::Crash => self.summary.survived += 1,
+                AttemptEnd::Outage => self.summary.outages += 1,
+                AttemptEnd::Stop => {}
             }
         }
         let progress = progress.unwrap_or(0.0);
@@ -209,7 +209,7 @@ impl Account {
             *self = Self::default();
         }
         if self.open {
-            self.fall(Fall::Outage);
+            self.end_attempt(AttemptEnd::Outage);
             self.before += self.elapsed;
         }
         self.elapsed = 0.0;
@@ -227,7 +227,7 @@ impl Account {
             | Event::Unknown => {}
             Event::Started { .. } => {
                 self.images.clear();
-                self.rise(Some(0.0));
+                self.begin_attempt(Some(0.0));
             }
             Event::Computing { freeze_seconds } => self.computing(*freeze_seconds),
             Event::Snapshot { .. } => self.snapshot(entry),
@@ -241,13 +241,13 @@ impl Account {
             }
             Event::Crashed { .. } => {
                 self.summary.crashes += 1;
-                self.fall(Fall::Crash);
+                self.end_attempt(AttemptEnd::Crash);
             }
             Event::Hung { .. } => self.summary.hangs += 1,
             Event::Restored { image, seconds, .. } => {
                 self.summary.restores += 1;
                 self.summary.restore_seconds += seconds;
-                self.rise(self.images.get(image).copied());
+                self.begin_attempt(self.images.get(image).copied());
                 self.comeback = Some(Comeback {
                     image: image.clone(),
                     time: entry.time,
@@ -255,7 +255,7 @@ impl Account {
                 });
             }
             Event::RestoreFailed { .. } => self.summary.failed_restores += 1,
-            Event::Paused { .. } => self.stand(),
+            Event::Paused { .. } => self.stop_computing(),
             Event::Unpaused { .. } => self.compute(self.progress),
             Event::Ended { how, code } => self.ended_with(how, *code, entry.time),
         }
@@ -309,7 +309,7 @@ impl Account {
     }
 
     fn ended_with(&mut self, how: &str, code: u8, time: Timestamp) {
-        self.fall(Fall::Stop);
+        self.end_attempt(AttemptEnd::Stop);
         self.before += self.elapsed;
         self.elapsed = 0.0;
         self.open = false;

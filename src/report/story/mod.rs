@@ -170,7 +170,7 @@ impl Story {
     /// Builds the story of the newest run among these entries; `None` if there is no event.
     #[must_use]
     pub fn of(entries: impl IntoIterator<Item = Entry>, machine: Option<Machine>) -> Option<Self> {
-        let mut teller = Teller::default();
+        let mut teller = StoryBuilder::default();
         entries.into_iter().for_each(|entry| teller.add(entry));
         teller.end(machine)
     }
@@ -178,7 +178,7 @@ impl Story {
 
 /// Builder of a story, which reads the log event by event.
 #[derive(Default)]
-struct Teller {
+struct StoryBuilder {
     account: Account,
     run: Option<u64>,
     begun: Option<Timestamp>,
@@ -193,7 +193,7 @@ struct Teller {
     open: bool,
 }
 
-impl Teller {
+impl StoryBuilder {
     fn add(&mut self, entry: Entry) {
         if self.run != Some(entry.run) {
             // A run that is started from the beginning under the same supervisor was opened before it got its number.

@@ -413,7 +413,7 @@ pub(crate) fn probe(store: &Store, name: PackName) -> Result<Probe, PackError> {
 
 /// Rewrites the header of a pack durably, after the chunks in it have proved which pack it is. `first` is the offset of
 /// the first needed chunk. An interrupted call leaves a header that does not fit, as before.
-pub(crate) fn mend_header(store: &Store, name: PackName, first: u64) -> io::Result<()> {
+pub(crate) fn rewrite_header(store: &Store, name: PackName, first: u64) -> io::Result<()> {
     let file = ops::open(&store.pack_file(name))?;
     if first < HEADER_LEN as u64 {
         ops::write_at(&file, &name.common(1), 0)?;

@@ -95,7 +95,7 @@ impl Store {
                 Err(error) => return Err(error),
                 Ok(manifest) => {
                     scan.add(self, &manifest);
-                    report.images.push(self.first_look(&manifest));
+                    report.images.push(self.first_check(&manifest));
                 }
             }
         }
@@ -127,7 +127,7 @@ impl Store {
         }
     }
 
-    fn first_look(&self, manifest: &Manifest) -> ImageReport {
+    fn first_check(&self, manifest: &Manifest) -> ImageReport {
         let packs = manifest.packs.iter();
         ImageReport {
             raw_bytes: manifest.raw_bytes,
@@ -150,7 +150,7 @@ impl Store {
                     Ok(manifest) => {
                         image = ImageReport {
                             streams: scan.bad_streams(&manifest),
-                            ..self.first_look(&manifest)
+                            ..self.first_check(&manifest)
                         };
                     }
                     Err(ReadError::Missing { .. }) => {

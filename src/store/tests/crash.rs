@@ -273,7 +273,7 @@ fn fail_to_commit(path: &Path, ledger: &Ledger) -> Outcome {
     Ok(())
 }
 
-fn life(path: &Path, ledger: &Ledger) -> Outcome {
+fn usual_changes(path: &Path, ledger: &Ledger) -> Outcome {
     let store = Store::open(path)?;
     let lock = store.lock()?;
     ledger.write(&store, &lock, &streams(2))?;
@@ -326,7 +326,7 @@ fn a_crash_after_a_commit_failed() {
 
 #[test]
 fn a_crash_in_the_life_of_a_store() {
-    check(one_image, life);
+    check(one_image, usual_changes);
 }
 
 /// Returns true for steps that may fail: the lock works without its holder's name, and `Extend` only preallocates

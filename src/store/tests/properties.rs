@@ -30,7 +30,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
     #[test]
-    fn random_images_come_back(images in prop::collection::vec(prop::collection::vec(stream_bytes(), 0..5), 1..4)) {
+    fn random_images_round_trip(images in prop::collection::vec(prop::collection::vec(stream_bytes(), 0..5), 1..4)) {
         let (_folder, store) = temporary_store();
         let lock = store.lock().unwrap();
         let mut written = Vec::new();

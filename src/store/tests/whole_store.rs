@@ -10,7 +10,7 @@ use crate::store::format::codec::tests::noise;
 use crate::store::*;
 
 #[test]
-fn an_image_comes_back_byte_for_byte() {
+fn image_round_trips_byte_for_byte() {
     let (_folder, store) = temporary_store();
     let lock = store.lock().unwrap();
     let mut large = noise(1, 3 * CHUNK_BYTES + 77);

@@ -90,7 +90,7 @@ fn names_and_meta_out_of_bounds_are_refused() {
 }
 
 #[test]
-fn meta_of_every_length_that_is_taken_comes_back() {
+fn meta_of_every_valid_length_round_trips() {
     let folder = tempfile::tempdir().unwrap();
     for key in [None, Some(Key::from_bytes(&[1; 32]))] {
         let path = folder.path().join(format!("store-{}", key.is_some()));

@@ -96,7 +96,7 @@ fn what_is_shorter_than_a_frame_stays_as_it_is() {
 }
 
 #[test]
-fn numbers_cut_short_come_back() {
+fn truncated_numbers_round_trip() {
     for less in 0..16 {
         let raw = float32(CHUNK_BYTES);
         assert_eq!(stored(&raw[..CHUNK_BYTES - less]).0, Codec::Planes);
@@ -188,14 +188,14 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn any_bytes_come_back(raw in bytes()) {
+    fn any_bytes_round_trip(raw in bytes()) {
         let (codec, len) = stored(&raw);
         prop_assert!(len <= raw.len());
         prop_assert!(codec == Codec::Raw || len < raw.len());
     }
 
     #[test]
-    fn any_bytes_come_back_from_any_planes(raw in bytes(), width in width(), coded: u8) {
+    fn any_bytes_round_trip_in_any_planes(raw in bytes(), width in width(), coded: u8) {
         let packed = packed(&raw, Plan { width, coded });
         prop_assert!(packed.len() <= raw.len() + HEADERS_BYTES_MAX);
         let mut back = vec![1; raw.len()];

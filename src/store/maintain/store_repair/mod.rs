@@ -20,7 +20,7 @@ use std::collections::HashSet;
 
 use super::garbage::space;
 use super::relocate::{Relocation, Relocator};
-use super::scan::mend_header;
+use super::scan::rewrite_header;
 use super::verification::Selection;
 use super::verify_report::{ImageReport, Verdict, is_manifest_lost};
 use crate::store::error::{ReadError, WriteError};
@@ -183,7 +183,7 @@ impl RepairPlan {
     pub fn apply(mut self) -> Result<Repaired, WriteError> {
         let store = &self.store;
         for (name, first) in &self.mended {
-            mend_header(store, *name, *first).map_err(|source| WriteError::Pack {
+            rewrite_header(store, *name, *first).map_err(|source| WriteError::Pack {
                 path: store.pack_file(*name),
                 source,
             })?;

@@ -9,7 +9,7 @@ use crate::job;
 
 /// The job at one moment.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Look {
+pub(super) struct JobSample {
     /// Pids of its processes, in its own namespace.
     pub processes: BTreeSet<i32>,
     /// Pids of the same processes on the host.
@@ -20,7 +20,7 @@ pub(super) struct Look {
     pub memory: u64,
 }
 
-impl Look {
+impl JobSample {
     /// Inspects the job with this first process (a host pid), including the orphans that its parent has adopted. `None`
     /// if the job no longer exists.
     pub(super) fn at(job: i32) -> Option<Self> {
