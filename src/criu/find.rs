@@ -16,7 +16,7 @@ use std::thread;
 use std::time::Duration;
 
 use super::criu_version::Version;
-pub use error::{AskError, CheckError, FindError};
+pub use error::{CheckError, FindError};
 use prefix::{LOCAL_PREFIX, Prefix};
 
 mod error;
@@ -64,27 +64,6 @@ pub struct Search {
     pub prefixes: Vec<PathBuf>,
 }
 
-/// Trust in a path: given by the user or found.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Trust {
-    /// The user named it, or its folder by `PATH`.
-    Given,
-    /// We guessed it: nobody else may have put it there.
-    Examined,
-}
-
-impl Trust {
-    fn examine(self, path: &Path, prefix: &Prefix) -> Result<(), FindError> {
-        match (self, prefix.weak_part()) {
-            (Trust::Given, _) | (Trust::Examined, None) => Ok(()),
-            (Trust::Examined, Some(part)) => Err(FindError::Untrusted {
-                path: path.to_owned(),
-                part: part.to_owned(),
-            }),
-        }
-    }
-}
-
 impl Search {
     /// The usual prefixes of this program's installation; `explicit` is what flag or
     /// configuration say, `None` or empty to search.
@@ -116,66 +95,64 @@ impl Criu {
 
     fn find_in(search: &Search, folders: Vec<PathBuf>) -> Result<Criu, FindError> {
         if let Some(path) = &search.explicit {
-            return Criu::open(path, Trust::Given);
+            // Absolute: the sandbox starts CRIU from another folder.
+            let path = &fs::canonicalize(path).unwrap_or_else(|_| path.clone());
+            return if path.is_dir() {
+                Criu::start(path, Prefix::open(path)?.argv())
+            } else {
+                Criu::start(path, vec![path.clone().into_os_string()])
+            };
         }
-        let programs = folders
-            .into_iter()
-            .filter(|f| f.is_absolute())
-            .map(|f| (f.join("criu"), Trust::Given));
-        let prefixes = search.prefixes.iter().cloned();
-        let candidates = prefixes.map(|path| (path, Trust::Examined)).chain(programs);
+        let guessed = search.prefixes.iter().filter_map(|path| {
+            let path = fs::canonicalize(path).ok()?;
+            let prefix = Prefix::open(&path).and_then(Prefix::trusted);
+            Some(prefix.and_then(|prefix| Criu::start(&path, prefix.argv())))
+        });
+        let programs = folders.into_iter().filter_map(|folder| {
+            let path = Some(folder).filter(|folder| folder.is_absolute())?;
+            let path = fs::canonicalize(path.join("criu")).ok()?;
+            Some(Criu::start(&path, vec![path.clone().into_os_string()]))
+        });
         let mut first_reason = None;
-        for (path, trust) in candidates.filter(|(path, _)| path.exists()) {
-            match Criu::open(&path, trust) {
+        for found in guessed.chain(programs) {
+            match found {
                 Ok(criu) => return Ok(criu),
                 Err(reason) => {
-                    tracing::debug!(path = %path.display(), %reason, "CRIU passed over");
+                    tracing::debug!(%reason, "CRIU passed over");
                     first_reason.get_or_insert(reason);
                 }
             }
         }
         Err(first_reason.unwrap_or_else(|| FindError::NotFound {
-            prefixes: list(&search.prefixes),
+            prefixes: search.prefixes.clone(),
         }))
     }
 
-    /// Asks the program or prefix at `path` for its version.
-    fn open(path: &Path, trust: Trust) -> Result<Criu, FindError> {
-        // Absolute: the sandbox starts CRIU from another folder.
-        let path = &fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-        let argv = if path.is_dir() || trust == Trust::Examined {
-            let prefix =
-                Prefix::open(path).ok_or_else(|| FindError::NotAPrefix { path: path.clone() })?;
-            trust.examine(path, &prefix)?;
-            prefix.argv()
-        } else {
-            vec![path.clone().into_os_string()]
-        };
+    /// Asks the program or prefix at `path`, started by `argv`, for its version.
+    fn start(path: &Path, argv: Vec<OsString>) -> Result<Criu, FindError> {
+        let path = path.to_owned();
         let mut criu = Criu {
             argv,
             version: OLDEST,
         };
-        let (status, answer) =
-            criu.ask("--version", ANSWER_LIMIT)
-                .map_err(|source| FindError::Ask {
-                    path: path.clone(),
-                    source,
-                })?;
+        let (status, answer) = match criu.ask("--version", ANSWER_LIMIT) {
+            Ok(answered) => answered,
+            Err(source) => return Err(FindError::Ask { path, source }),
+        };
         criu.version = match Version::parse(&answer) {
             Some(version) if status.success() => version,
             Some(_) | None => {
+                let answer = quoted(&answer);
                 return Err(FindError::NoVersion {
-                    path: path.clone(),
+                    path,
                     status,
-                    answer: quoted(&answer),
+                    answer,
                 });
             }
         };
         if criu.version < OLDEST {
-            return Err(FindError::TooOld {
-                path: path.clone(),
-                version: criu.version,
-            });
+            let version = criu.version;
+            return Err(FindError::TooOld { path, version });
         }
         Ok(criu)
     }
@@ -215,18 +192,12 @@ impl Criu {
     }
 
     /// Runs CRIU with one argument, and returns how it ended and all that it wrote.
-    fn ask(&self, argument: &str, limit: Duration) -> Result<(ExitStatus, String), AskError> {
-        let start = |source| AskError::Start {
-            program: PathBuf::from(&self.argv[0]),
-            source,
-        };
-        let (reader, writer) = io::pipe().map_err(start)?;
+    fn ask(&self, argument: &str, limit: Duration) -> io::Result<(ExitStatus, String)> {
+        let (reader, writer) = io::pipe()?;
         let mut command = self.command();
         command.arg(argument).stdin(Stdio::null());
-        command
-            .stdout(writer.try_clone().map_err(start)?)
-            .stderr(writer);
-        let mut child = command.spawn().map_err(start)?;
+        command.stdout(writer.try_clone()?).stderr(writer);
+        let mut child = command.spawn()?;
         drop(command); // and with it our writing ends, so that the reader sees the end
         let (sender, answer) = mpsc::channel();
         thread::spawn(move || {
@@ -235,30 +206,24 @@ impl Criu {
             // Nobody listens any more after the limit.
             let _ = sender.send(read.map(|_| bytes));
         });
-        let answer = match answer.recv_timeout(limit) {
-            Ok(Ok(bytes)) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
-            Ok(Err(source)) => Err(AskError::Read(source)),
-            Err(_) => Err(AskError::Silent { limit }),
-        };
+        let answer = answer.recv_timeout(limit).unwrap_or_else(|_| {
+            let silent = format!("no answer within {limit:?}");
+            Err(io::Error::new(io::ErrorKind::TimedOut, silent))
+        });
         if answer.is_err() {
             let _ = child.kill(); // it may have ended by itself
         }
-        let status = child.wait().map_err(AskError::Wait)?;
-        Ok((status, answer?))
+        let status = child.wait()?;
+        Ok((status, String::from_utf8_lossy(&answer?).into_owned()))
     }
 }
 
 /// CRIU's complaint on one line: its `Error` lines if it has any, else all it said.
 fn reason_of(answer: &str) -> String {
-    let lines = || {
-        answer
-            .lines()
-            .map(str::trim)
-            .filter(|line| !line.is_empty())
-    };
+    let lines = || answer.lines().map(str::trim);
     let errors: Vec<&str> = lines().filter(|line| line.contains("Error")).collect();
-    let told = if errors.is_empty() {
-        lines().collect()
+    let told: Vec<&str> = if errors.is_empty() {
+        lines().filter(|line| !line.is_empty()).collect()
     } else {
         errors
     };
@@ -271,14 +236,6 @@ fn reason_of(answer: &str) -> String {
 
 fn quoted(answer: &str) -> String {
     answer.chars().take(QUOTED_CHARS).collect()
-}
-
-fn list(paths: &[PathBuf]) -> String {
-    let texts: Vec<String> = paths
-        .iter()
-        .map(|path| path.display().to_string())
-        .collect();
-    texts.join(", ")
 }
 
 #[cfg(test)]

@@ -24,7 +24,7 @@ pub use command::{
     restore_arguments,
 };
 pub use criu_version::Version;
-pub use find::{AskError, CheckError, Criu, FindError, Search};
+pub use find::{CheckError, Criu, FindError, Search};
 pub use log::{Reason, reason_in, reports_passing, reports_shortage};
 pub use plugin::{
     PluginVariable, install_plugin, plugin_calls, plugin_interposes, plugin_restores, plugin_takes,

@@ -3,7 +3,6 @@
 use std::io;
 use std::path::PathBuf;
 use std::process::ExitStatus;
-use std::time::Duration;
 
 use crate::criu::criu_version::Version;
 
@@ -15,10 +14,13 @@ const REMEDY: &str =
 #[derive(Debug, thiserror::Error)]
 pub enum FindError {
     /// No candidate exists.
-    #[error("cannot find CRIU (looked for {prefixes} and in PATH): {REMEDY}")]
+    #[error(
+        "cannot find CRIU (looked for {} and in PATH): {REMEDY}",
+        list(prefixes)
+    )]
     NotFound {
-        /// The prefixes, as text.
-        prefixes: String,
+        /// The prefixes.
+        prefixes: Vec<PathBuf>,
     },
     /// The program works but is too old.
     #[error("cannot use CRIU {version} at {}: 4.0 or newer is needed: {REMEDY}", path.display())]
@@ -49,7 +51,7 @@ pub enum FindError {
         path: PathBuf,
         /// The cause.
         #[source]
-        source: AskError,
+        source: io::Error,
     },
     /// The program ran and failed, or its answer holds no version.
     #[error("cannot understand CRIU at {}: `--version` ended with {status} and said {answer:?}: {REMEDY}", path.display())]
@@ -68,7 +70,7 @@ pub enum FindError {
 pub enum CheckError {
     /// The program could not be run.
     #[error("failed to run `criu check`")]
-    Ask(#[from] AskError),
+    Ask(#[from] io::Error),
     /// This kernel or these privileges do not suffice.
     #[error("cannot use CRIU here: `criu check` ended with {status}: {reason}")]
     Failed {
@@ -79,30 +81,9 @@ pub enum CheckError {
     },
 }
 
-/// Why a short question to CRIU has no answer. The process is gone.
-#[derive(Debug, thiserror::Error)]
-pub enum AskError {
-    /// The program did not start.
-    #[error("failed to start {}", program.display())]
-    Start {
-        /// The program.
-        program: PathBuf,
-        /// The system's reason.
-        #[source]
-        source: io::Error,
-    },
-    /// Its output could not be read.
-    #[error("failed to read the answer")]
-    Read(#[source] io::Error),
-    /// The program could not be waited for.
-    #[error("failed to wait for its end")]
-    Wait(#[source] io::Error),
-    /// The program took too long and was killed.
-    #[error("no answer within {limit:?}")]
-    Silent {
-        /// The time that it was given.
-        limit: Duration,
-    },
+fn list(paths: &[PathBuf]) -> String {
+    let texts: Vec<_> = paths.iter().map(|path| path.to_string_lossy()).collect();
+    texts.join(", ")
 }
 
 impl FindError {

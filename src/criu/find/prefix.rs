@@ -8,6 +8,8 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use super::FindError;
+
 /// Prefix of an installation by hand.
 pub(super) const LOCAL_PREFIX: &str = "/usr/local/lib/ckpt-run/criu";
 
@@ -27,17 +29,19 @@ pub(super) struct Prefix {
 }
 
 impl Prefix {
-    /// The CRIU under `root`; `None` without a program and its loader.
-    pub fn open(root: &Path) -> Option<Self> {
+    /// The CRIU under `root`.
+    pub fn open(root: &Path) -> Result<Self, FindError> {
         let program = root.join("usr/sbin/criu");
-        if !is_program(&program) {
-            return None;
-        }
-        let folders = fs::read_dir(root.join("usr/lib")).ok()?;
-        let (libraries, loader) = folders
+        let folders = fs::read_dir(root.join("usr/lib")).into_iter().flatten();
+        let found = folders
             .filter_map(|entry| Some(entry.ok()?.path()))
-            .find_map(|folder| Some((folder.clone(), loader_in(&folder)?)))?;
-        Some(Self {
+            .find_map(|folder| Some((folder.clone(), loader_in(&folder)?)))
+            .filter(|_| is_program(&program));
+        let Some((libraries, loader)) = found else {
+            let path = root.to_owned();
+            return Err(FindError::NotAPrefix { path });
+        };
+        Ok(Self {
             root: root.to_owned(),
             program,
             libraries,
@@ -45,13 +49,19 @@ impl Prefix {
         })
     }
 
-    /// The file or folder through which another user could decide what is started, if there is one.
-    pub fn weak_part(&self) -> Option<&Path> {
-        let parts = [&self.program, &self.loader];
-        parts
-            .into_iter()
+    /// Returns the prefix if no other user could decide what is started.
+    pub fn trusted(self) -> Result<Self, FindError> {
+        let parts = [&self.program, &self.loader].into_iter();
+        let weak = parts
             .flat_map(|part| part.ancestors().take_while(|p| p.starts_with(&self.root)))
-            .find(|part| !is_ours_alone(part))
+            .find(|part| !is_ours_alone(part));
+        match weak.map(Path::to_owned) {
+            None => Ok(self),
+            Some(part) => Err(FindError::Untrusted {
+                path: self.root,
+                part,
+            }),
+        }
     }
 
     /// Returns the command line: its loader, with the path of its libraries.

@@ -180,7 +180,7 @@ fn program_that_is_not_criu_is_refused() {
     fs::write(&plain, "not a program").unwrap();
     let error = Criu::find_in(&explicit(plain), vec![]).unwrap_err();
     let source = error.source().unwrap();
-    assert!(source.to_string().contains("failed to start"), "{source}");
+    assert!(source.to_string().contains("Permission denied"), "{source}");
 }
 
 #[test]
@@ -200,7 +200,7 @@ fn silent_program_is_killed_at_the_limit() {
     let path = program(&dir.path().join("criu"), body);
     let criu = Criu::find_in(&explicit(path), vec![]).unwrap();
     let error = criu.ask("check", Duration::from_millis(1)).unwrap_err();
-    assert!(matches!(error, AskError::Silent { .. }), "{error}");
+    assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{error}");
 }
 
 #[test]
