@@ -66,15 +66,8 @@ pub enum GpuError {
     #[error("list the GPUs: no libnvidia-ml.so.1 and no /proc/driver/nvidia/gpus")]
     NoSource,
     /// The management library returned an error.
-    #[error("list the GPUs: {call} answered {number} ({meaning})")]
-    Nvml {
-        /// The function.
-        call: &'static str,
-        /// NVML's code.
-        number: i32,
-        /// NVML's text for the code.
-        meaning: String,
-    },
+    #[error("list the GPUs by NVML")]
+    Nvml(#[from] nvml_wrapper::error::NvmlError),
 }
 
 /// A CUDA error code with the driver's name and text for it.

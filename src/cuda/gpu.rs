@@ -50,14 +50,13 @@ pub enum ComputeMode {
     Prohibited,
 }
 
-impl ComputeMode {
-    /// Converts an `nvmlComputeMode_t`; 1 was exclusive to a thread.
-    fn from_raw(raw: u32) -> Option<Self> {
-        match raw {
-            0 => Some(Self::Shared),
-            1 | 3 => Some(Self::Exclusive),
-            2 => Some(Self::Prohibited),
-            _ => None,
+impl From<nvml_wrapper::enum_wrappers::device::ComputeMode> for ComputeMode {
+    fn from(mode: nvml_wrapper::enum_wrappers::device::ComputeMode) -> Self {
+        use nvml_wrapper::enum_wrappers::device::ComputeMode as Mode;
+        match mode {
+            Mode::Default => Self::Shared,
+            Mode::ExclusiveThread | Mode::ExclusiveProcess => Self::Exclusive,
+            Mode::Prohibited => Self::Prohibited,
         }
     }
 }
@@ -135,18 +134,15 @@ pub(super) fn driver_release() -> Option<String> {
 fn from_nvml(nvml: &Nvml) -> Result<Inventory, GpuError> {
     let gpus = (0..nvml.count()?.min(GPUS_MAX))
         .map(|index| {
-            let device = nvml.device(index)?;
+            let facts = nvml.facts(index)?;
             Ok(Gpu {
                 index,
-                name: device.name,
-                uuid: device.uuid,
-                memory: device.memory.map(|(total_bytes, free_bytes)| GpuMemory {
-                    total_bytes,
-                    free_bytes,
-                }),
-                persistent: device.persistent,
-                mig: device.mig,
-                mode: device.mode.and_then(ComputeMode::from_raw),
+                name: facts.name,
+                uuid: facts.uuid,
+                memory: facts.memory,
+                persistent: facts.persistent,
+                mig: facts.mig,
+                mode: facts.mode,
                 busy: nvml
                     .processes(index, Route::Own)
                     .ok()
@@ -167,7 +163,7 @@ pub fn uses() -> Option<Vec<GpuUse>> {
     let nvml = Nvml::load().ok()??;
     let mut found = Vec::new();
     for index in 0..nvml.count().ok()?.min(GPUS_MAX) {
-        let uuid = nvml.device(index).ok()?.uuid;
+        let uuid = nvml.facts(index).ok()?.uuid;
         // A library without this function has no such processes.
         let through_mps = nvml.processes(index, Route::Mps).unwrap_or_default();
         let own = nvml.processes(index, Route::Own).ok()?;
@@ -314,23 +310,6 @@ mod tests {
         assert_eq!(
             names.map(is_device),
             [true, true, false, false, false, false, false]
-        );
-    }
-
-    #[test]
-    fn compute_modes_are_nvml_s() {
-        let modes = [0, 1, 2, 3, 4].map(ComputeMode::from_raw);
-        let exclusive = Some(ComputeMode::Exclusive);
-        let shared = Some(ComputeMode::Shared);
-        assert_eq!(
-            modes,
-            [
-                shared,
-                exclusive,
-                Some(ComputeMode::Prohibited),
-                exclusive,
-                None
-            ]
         );
     }
 }

@@ -200,7 +200,7 @@ pub(super) fn find<T: Copy>(
 ) -> Result<T, LoadError> {
     // SAFETY: every caller names a type from `sys` that was written for exactly
     // this symbol; the driver's interface is stable for a given name.
-    let found = unsafe { library.get::<T>(symbol) };
+    let found = unsafe { library.get::<T>(symbol.as_bytes()) };
     found
         .map(|function| *function)
         .map_err(|_| LoadError::TooOld {

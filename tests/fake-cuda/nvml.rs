@@ -26,13 +26,17 @@ const RELEASE: &str = "580.159.04";
 /// `nvmlDevice_t`: the index, starting at 1.
 type Handle = usize;
 
-/// `nvmlMemory_t`.
+/// `nvmlMemory_v2_t`.
 #[repr(C)]
 struct MemoryInfo {
+    version: c_uint,
     total: c_ulonglong,
+    reserved: c_ulonglong,
     free: c_ulonglong,
     used: c_ulonglong,
 }
+
+const _: () = assert!(size_of::<MemoryInfo>() == 40);
 
 /// `nvmlProcessInfo_t`.
 #[repr(C)]
@@ -133,13 +137,15 @@ extern "C" fn nvmlDeviceGetUUID(handle: Handle, buffer: *mut c_char, room: c_uin
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceGetMemoryInfo(handle: Handle, memory: *mut MemoryInfo) -> Answer {
+extern "C" fn nvmlDeviceGetMemoryInfo_v2(handle: Handle, memory: *mut MemoryInfo) -> Answer {
     number(gpu(handle).and_then(|gpu| {
         let (total, used) = (card::capacity(), card::used(gpu));
         put(
             memory,
             MemoryInfo {
+                version: 0,
                 total,
+                reserved: 0,
                 free: total.saturating_sub(used),
                 used,
             },
