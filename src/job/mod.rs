@@ -18,7 +18,6 @@ mod links;
 mod nodes;
 mod obstacles;
 mod output;
-mod output_replay;
 mod process;
 mod rewind;
 mod sockets;

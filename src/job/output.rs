@@ -18,14 +18,15 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::{Deserialize, Serialize};
 
 use super::file_sample::sample;
-use super::output_replay::Replay;
 use super::terminal::line_end;
 use crate::sync::{locked, wait};
+use output_replay::Replay;
 use rewinding::Before;
 pub use rewinding::Relation;
 use status_line::Bottom;
 pub use status_line::{Patience, Shown, StatusLine};
 
+mod output_replay;
 mod place;
 mod rewinding;
 mod status_line;

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 use super::{FilePosition, Output, OutputMark, Shared, write_out};
 use crate::job::file_sample::{sample, sample_by};
-use crate::job::output_replay::Replay;
+use crate::job::output::output_replay::Replay;
 use crate::job::rewind::error::{RewindError, system};
 use crate::job::rewind::{OtherBytes, discard, keep_end};
 
