@@ -12,6 +12,7 @@ pub(crate) mod freeze;
 pub(crate) mod job_facts;
 mod kept_files;
 pub(crate) mod paused;
+mod postponement;
 pub(crate) mod take_snapshot;
 
 pub use disk_space::policy;

@@ -9,6 +9,7 @@
 //! fails: the image writer deletes the data it wrote, the suspended GPU state resumes, CRIU releases the tasks. A
 //! failed snapshot leaves the job computing and the store unchanged.
 
+use std::cell::Cell;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
@@ -20,6 +21,7 @@ use super::error::SnapshotError;
 use super::freeze::{Frozen, NotFrozen};
 use super::kept_files::Beforehand;
 use super::paused::Paused;
+use super::postponement;
 use crate::clock;
 use crate::config::{Buffer, Cpus};
 use crate::gpu::error::GpuError;
@@ -167,22 +169,31 @@ fn attempt(
     };
     drop(open);
     writer.spare_workers(cores().saturating_sub(FREEZE_CORES));
+    let limit = postponement::limit(afterwards);
+    let entry = Cell::new(postponement::hold_off(context.store.path(), limit));
+    let computes_again = |freeze| {
+        entry.take();
+        computing(freeze);
+    };
     let gpu = (gpu.as_ref(), resident_plan);
     let (frozen, criu_dump) =
         match Frozen::begin(subject, root, gpu, (writer, beforehand), watch, begun) {
             Ok(frozen) => frozen,
             Err(NotFrozen::Avoidable(error)) => {
+                entry.take();
                 return attempt(subject, afterwards, begun, Some(&error), computing);
             }
             Err(NotFrozen::Failed(error)) => return Err(error),
         };
     match afterwards {
         Afterwards::Continue => frozen
-            .continue_job(criu_dump, computing)
+            .continue_job(criu_dump, computes_again)
             .map(|image| (image, None)),
-        Afterwards::Stop => frozen.stop(criu_dump, computing).map(|image| (image, None)),
+        Afterwards::Stop => frozen
+            .stop(criu_dump, computes_again)
+            .map(|image| (image, None)),
         Afterwards::Pause => {
-            let (image, paused) = frozen.pause(criu_dump, computing)?;
+            let (image, paused) = frozen.pause(criu_dump, computes_again)?;
             Ok((image, Some(paused)))
         }
     }

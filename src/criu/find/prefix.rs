@@ -9,6 +9,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use super::FindError;
+use crate::trust::{ActingFor, is_private_group};
 
 /// Prefix of an installation by hand.
 pub(super) const LOCAL_PREFIX: &str = "/usr/local/lib/ckpt-run/criu";
@@ -16,8 +17,10 @@ pub(super) const LOCAL_PREFIX: &str = "/usr/local/lib/ckpt-run/criu";
 /// Last folder of the path of a program that was built in a checkout: `target/release/ckpt-run`.
 const BUILD_FOLDERS: [&str; 2] = ["release", "debug"];
 
-/// Permission to write for anybody but the owner.
-const OTHERS_WRITE: u32 = 0o022;
+/// Permission to write for the file's group.
+const GROUP_WRITES: u32 = 0o020;
+/// Permission to write for users who are neither the owner nor in the group.
+const OTHERS_WRITE: u32 = 0o002;
 
 /// The CRIU of a prefix.
 #[derive(Debug)]
@@ -90,11 +93,14 @@ pub(super) fn beside(program: &Path) -> Vec<PathBuf> {
     prefixes.into_iter().flatten().collect()
 }
 
-/// Returns true if the path belongs to this user or root, and no other user can write to it.
+/// Returns true if the path belongs to a user who may choose our programs, and no other user can write to it. pip makes
+/// files writable for the user's private group where the umask is 002.
 fn is_ours_alone(path: &Path) -> bool {
-    let us = nix::unistd::geteuid().as_raw();
-    fs::metadata(path)
-        .is_ok_and(|meta| [0, us].contains(&meta.uid()) && meta.mode() & OTHERS_WRITE == 0)
+    let us = ActingFor::of_this_process();
+    fs::metadata(path).is_ok_and(|meta| {
+        let by_group = meta.mode() & GROUP_WRITES == 0 || is_private_group(meta.gid(), meta.uid());
+        us.is_trusted(meta.uid()) && meta.mode() & OTHERS_WRITE == 0 && by_group
+    })
 }
 
 /// `ld-linux-x86-64.so.2`, `ld-linux-aarch64.so.1`: the name tells the architecture.

@@ -6,6 +6,7 @@ mod io_uring;
 mod orphans;
 mod pause;
 mod plain;
+mod python_module;
 mod signals;
 mod stop;
 mod streams;
