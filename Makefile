@@ -2,7 +2,7 @@
 
 CARGO ?= cargo
 
-.PHONY: help setup build demo test check programs escalations gpu
+.PHONY: help setup build demo test check programs escalations wheel gpu
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s  %s\n", $$1, $$2 }' Makefile
@@ -31,6 +31,9 @@ programs: build ## install, kill and restore real programs that write files (roo
 
 escalations: build ## run jobs of user nobody that try to access root's files (root)
 	tests/escalations/run --rounds 100
+
+wheel: ## build the wheels for pip in target/wheels: the program with its Python module, and CRIU (root)
+	@scripts/wheel
 
 gpu: ## print the tests for a machine with a GPU
 	@scripts/gpu-help
