@@ -185,6 +185,8 @@ class _Restores:
 
     def __init__(self) -> None:
         self._log, self._now = _EventLog(), Restored(0, None)
+        # The state before a restore that began and has not ended.
+        self._before, self._pending = self._now, False
 
     def grew(self) -> bool:
         return self._log.grew()
@@ -193,8 +195,14 @@ class _Restores:
         for event in self._log.new() if is_supervised() else []:
             if event["event"] == "started":
                 self._now = Restored(0, None)
+            elif event["event"] == "restore-began":
+                # Logged before the job's processes run, so that they find it.
+                self._before, self._now = self._now, Restored(self._now.count + 1, event.get("image"))
+                self._pending = True
+            elif event["event"] == "restore-failed" and self._pending:
+                self._now, self._pending = self._before, False
             elif event["event"] == "restored":
-                self._now = Restored(self._now.count + 1, event.get("image"))
+                self._pending = False
         return self._now
 
 

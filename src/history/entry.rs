@@ -99,6 +99,11 @@ pub enum Event {
         /// Duration of that sign.
         silent_seconds: f64,
     },
+    /// An image is about to become the job. The job's processes do not run yet.
+    RestoreBegan {
+        /// Its id.
+        image: String,
+    },
     /// An image became the running job.
     Restored {
         /// Its id.

@@ -6,7 +6,10 @@ use crate::run::size;
 /// Describes an event: a short name and details. `None` for an event that another event repeats.
 pub(super) fn told(event: &Event) -> Option<(&'static str, String)> {
     let words = match event {
-        Event::SnapshotBegan { .. } | Event::Computing { .. } | Event::Unknown => return None,
+        Event::SnapshotBegan { .. }
+        | Event::Computing { .. }
+        | Event::RestoreBegan { .. }
+        | Event::Unknown => return None,
         Event::Opened { version, pid, .. } => {
             ("supervisor", format!("version {version}, process {pid}"))
         }

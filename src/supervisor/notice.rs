@@ -67,6 +67,8 @@ pub(crate) enum Notice {
     },
     /// The paused job was killed.
     PausedJobCrashed(ExitStatus),
+    /// An image is about to become the job.
+    RestoreBegan(ImageId),
     /// An image is the running job.
     Restored {
         image: ImageId,

@@ -222,6 +222,7 @@ impl Account {
         match &entry.event {
             Event::Opened { .. }
             | Event::SnapshotBegan { .. }
+            | Event::RestoreBegan { .. }
             | Event::Interval { .. }
             | Event::Hook { .. }
             | Event::Unknown => {}

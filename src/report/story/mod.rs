@@ -288,6 +288,7 @@ impl StoryBuilder {
             }
             Event::SnapshotBegan { .. }
             | Event::Computing { .. }
+            | Event::RestoreBegan { .. }
             | Event::RestoreFailed { .. }
             | Event::Interval { .. }
             | Event::Hook { .. }

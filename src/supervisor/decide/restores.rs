@@ -175,6 +175,7 @@ impl Machine {
             }
         }
         self.now.images = Ok(images);
+        self.notify(Notice::RestoreBegan(id));
         self.act(Action::BringBack);
     }
 

@@ -110,6 +110,9 @@ impl Journal {
             Notice::Unpaused(took) => Event::Unpaused {
                 seconds: took.as_secs_f64(),
             },
+            Notice::RestoreBegan(image) => Event::RestoreBegan {
+                image: image.to_string(),
+            },
             Notice::Restored { image, restored } => Event::Restored {
                 image: image.to_string(),
                 seconds: restored.total.as_secs_f64(),

@@ -176,6 +176,7 @@ fn mark(event: &Event) -> Option<(u8, char)> {
         Event::Opened { .. }
         | Event::SnapshotBegan { .. }
         | Event::Computing { .. }
+        | Event::RestoreBegan { .. }
         | Event::Unpaused { .. }
         | Event::Interval { .. }
         | Event::Hook { .. }

@@ -26,6 +26,7 @@ pub(super) fn kind(event: &Event) -> Kind {
         Event::Paused { .. } => Kind::Rest,
         Event::Opened { .. }
         | Event::SnapshotBegan { .. }
+        | Event::RestoreBegan { .. }
         | Event::Computing { .. }
         | Event::Interval { .. }
         | Event::Hook { .. }
@@ -37,7 +38,10 @@ pub(super) fn kind(event: &Event) -> Kind {
 /// Returns `None` for events that other events describe better.
 pub(super) fn in_words(event: &Event) -> Option<String> {
     Some(match event {
-        Event::SnapshotBegan { .. } | Event::Computing { .. } | Event::Unknown => return None,
+        Event::SnapshotBegan { .. }
+        | Event::Computing { .. }
+        | Event::RestoreBegan { .. }
+        | Event::Unknown => return None,
         Event::Opened { version, pid, .. } => format!("ckpt-run {version} began, pid {pid}"),
         Event::Started { .. } => "the job started".to_owned(),
         Event::Snapshot {
