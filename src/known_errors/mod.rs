@@ -400,6 +400,11 @@ pub static CAUSES: &[Cause] = &[
         "unmap it before snapshots",
     ),
     criu(
+        &["Unseizable non-zombie", "state D"],
+        "a thread of the job waits in the kernel and cannot be stopped, for a program that it starts (vfork) or a disk",
+        "nothing: the next snapshot finds it done, unless the program never starts or the disk does not answer",
+    ),
+    criu(
         &["Unseizable non-zombie"],
         "another program traces the job",
         "detach the debugger, profiler or strace",

@@ -246,6 +246,10 @@ const LINES: &[(&str, &str)] = &[
         "maps something",
     ),
     (
+        "(60.03) Error (compel/src/lib/infect.c:262): Unseizable non-zombie 24329 found, state D, err -1/4",
+        "waits in the kernel",
+    ),
+    (
         "Error (compel/src/lib/infect.c:262): Unseizable non-zombie 301 found, state S, err -1/10",
         "traces the job",
     ),
@@ -356,11 +360,12 @@ fn criu_has_the_texts_that_it_is_known_by() {
         "Operation not permitted",
     ];
     // Texts with the numbers that CRIU fills in; the program contains the format strings.
-    const FILLED_IN: [(&str, &str); 4] = [
+    const FILLED_IN: [(&str, &str); 5] = [
         ("mapping with 0xfffffffffffffff4", "mapping with %lx"),
         ("Can't get 1:16 opt", "Can't get %d:%d opt"),
         ("send_fds failed (-22)", "send_fds failed (%d)"),
         ("chr 10:229", "of that type"),
+        ("state D", "state %c"),
     ];
     let here = Path::new(env!("CARGO_MANIFEST_DIR")).join(".criu/usr/sbin/criu");
     let Some(program) = [here, PathBuf::from("/usr/sbin/criu")]
