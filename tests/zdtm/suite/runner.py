@@ -87,14 +87,16 @@ def main(doc):
         way, folder, program, words = options.one
         test = source.Test.of(pathlib.Path(program), json.loads(words))
         tools = Tools(options.bin, options.criu, target / "starter")
-        as_user = may_change_user() if way == "plain" else way != trial.AS_ROOT
+        as_user = may_change_user() if way == "plain" else way not in trial.AS_ROOT
         arguments = (test, criu, tools, pathlib.Path(folder), as_user)
         return trial.adopt(lambda: trial.one_way(way, *arguments))
     if not options.no_install:
         source.install()
     zdtm, revision = source.build(options.criu_source, options.revision, criu.version, target)
     tests = source.tests(zdtm)
-    subprocess.run(["gcc", "-O2", "-Wall", "-o", target / "starter", ZDTM / "starter.c"], check=True)
+    if shutil.which("gcc"):
+        words = ["gcc", "-O2", "-Wall", "-o", target / "starter", ZDTM / "starter.c"]
+        subprocess.run(words, check=True)
     return Runner(options, criu, revision).run(tests)
 
 
@@ -156,19 +158,22 @@ class Runner:
         found = {"plain": self.isolated(test, "plain", folder)}
         if found["plain"][0] == trial.NOT_STARTED:
             return found
-        result, why = self.isolated(test, "kept", folder)
-        if result == trial.NOT_STARTED:
-            result, why = self.isolated(test, trial.AS_ROOT, folder)
-        if result in (trial.HARMED, trial.WRONG, trial.HANGS):
-            alone = self.isolated(test, "untouched", folder)
-            if alone[0] != trial.PASSES:
-                # Not for the snapshot.
-                refused = result == trial.HARMED
-                result = trial.REFUSED if refused else trial.NOT_STARTED
-                why = why if refused else f"fails as a job that is left alone: {alone[1]}"
-            elif result == trial.HARMED:
-                result = trial.WRONG
-        return found | {"kept": (result, why)}
+        kept = self.kept(test, folder, "kept", "untouched")
+        if kept[0] == trial.NOT_STARTED:
+            # Not as another user.
+            kept = self.kept(test, folder, *trial.AS_ROOT)
+        return found | {"kept": kept}
+
+    def kept(self, test, folder, way, alone):
+        """The result under ckpt-run; a test that fails as a job that is left alone says nothing about snapshots."""
+        result, why = self.isolated(test, way, folder)
+        if result not in (trial.HARMED, trial.WRONG, trial.HANGS):
+            return result, why
+        if self.isolated(test, alone, folder)[0] == trial.PASSES:
+            return trial.WRONG if result == trial.HARMED else result, why
+        if result == trial.HARMED:
+            return trial.REFUSED, why
+        return trial.NOT_STARTED, f"fails as a job that is left alone: {why}"
 
     def isolated(self, test, way, folder):
         """Runs this script in separate namespaces, which end with it."""

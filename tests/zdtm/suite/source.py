@@ -1,6 +1,7 @@
 """CRIU's tests: built from its source, with their descriptions."""
 
 import dataclasses
+import json
 import os
 import pathlib
 import platform
@@ -66,7 +67,7 @@ def is_installed(package):
 
 def build(source, revision, version, target):
     """Unpacks and builds the tests in a folder below `target`; returns (folder, revision)."""
-    git = git_words(source)
+    git = git_words(source) if shutil.which("git") else None
     if git:
         revision = revision or revision_of(git, version)
     name = revision or "tree"
@@ -87,6 +88,10 @@ def build(source, revision, version, target):
             with log:
                 subprocess.run(words, stdout=log, stderr=subprocess.STDOUT, check=False)
         built.touch()
+    if shutil.which("make"):
+        for part in FOLDERS:
+            lines = command_lines(folder / "test/zdtm" / part)
+            (folder / f"lines-{part}.json").write_text(json.dumps(lines), encoding="utf-8")
     return folder / "test/zdtm", name
 
 
@@ -114,10 +119,14 @@ def tests(zdtm):
     """All tests that were built."""
     found = []
     for part in FOLDERS:
-        programs = sorted(path for path in (zdtm / part).iterdir() if is_program(path))
-        lines = command_lines(zdtm / part, [path.name for path in programs])
-        found += [Test.of(path, lines[path.name]) for path in programs if path.name in lines]
+        lines = json.loads((zdtm.parents[1] / f"lines-{part}.json").read_text(encoding="utf-8"))
+        programs = (path for path in programs_of(zdtm / part) if path.name in lines)
+        found += [Test.of(path, lines[path.name]) for path in programs]
     return found
+
+
+def programs_of(folder):
+    return sorted(path for path in folder.iterdir() if is_program(path))
 
 
 def is_program(path):
@@ -129,10 +138,10 @@ def is_program(path):
     )
 
 
-def command_lines(folder, names):
+def command_lines(folder):
     """The arguments of each test, from the Makefile's own rules for starting it."""
     words = ["make", "-n", "-k", "--no-print-directory", "-C", str(folder)]
-    words += [f"{name}.pid" for name in names]
+    words += [f"{path.name}.pid" for path in programs_of(folder)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     lines = [line.split() for line in done.stdout.splitlines() if line.startswith("./")]
     return {line[0].removeprefix("./"): line[1:] for line in lines}

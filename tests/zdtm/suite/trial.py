@@ -220,8 +220,9 @@ def untouched(test, criu, tools, folder, as_user):
 
 
 # A test that does not start as another user.
-AS_ROOT = "as-root"
-WAYS = {"plain": plain, "kept": kept, AS_ROOT: kept, "untouched": untouched}
+AS_ROOT = ("kept-as-root", "untouched-as-root")
+WAYS = {"plain": plain, "kept": kept, "untouched": untouched}
+WAYS |= dict(zip(AS_ROOT, (kept, untouched)))
 
 
 def one_way(way, *arguments):
