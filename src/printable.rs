@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_controls_a_terminal_is_shown_as_its_number() {
+    fn control_characters_are_shown_as_numbers() {
         for (text, line, lines) in [
             (
                 "train.py --name ä",
@@ -66,7 +66,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn json_remains_what_it_was(text in ".*") {
+        fn escaped_json_keeps_its_value(text in ".*") {
             let json = serde_json::to_string(&text).unwrap();
             let again: String = serde_json::from_str(&escaped(&json, Keep::Lines)).unwrap();
             prop_assert_eq!(again, text);

@@ -130,7 +130,7 @@ mod tests {
     const LEN: NonZeroUsize = NonZeroUsize::new(8192).unwrap();
 
     #[test]
-    fn what_one_writes_the_other_reads() {
+    fn both_mappings_share_their_content() {
         let (mut one, descriptor) = SharedMemory::create(LEN).unwrap();
         let other = SharedMemory::open(&descriptor, LEN).unwrap();
         // SAFETY: only this process has the memory, and it borrows one mapping after the other.
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_shrink_or_has_another_length_is_not_mapped() {
+    fn shrinkable_or_differently_sized_memory_is_not_mapped() {
         let (_memory, descriptor) = SharedMemory::create(LEN).unwrap();
         let longer = LEN.saturating_add(1);
         assert!(SharedMemory::open(&descriptor, longer).is_err());

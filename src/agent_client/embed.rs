@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn the_agent_comes_before_what_the_job_preloads() {
+    fn agent_precedes_the_jobs_own_preloads() {
         let token: Token = "00112233445566778899aabbccddeeff".parse().unwrap();
         let variables = |existing: Option<&str>| {
             let set = environment(

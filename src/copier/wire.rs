@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_message_is_an_error_and_the_end_is_none() {
+    fn invalid_message_is_an_error_and_the_end_is_none() {
         let (left, right) = Socket::pair().unwrap();
         fd_passing::send(&left, b"ckpt-run: unknown verb", &[]).unwrap();
         assert!(right.receive::<Reply>().is_err());

@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_names_pid_call_code_and_what_to_do() {
+    fn refusal_names_pid_call_code_and_remedy() {
         let fake = Fake::new(&[7]);
         fake.fail_always(7, Call::Checkpoint, sys::NOT_SUPPORTED);
         let process = process(&fake);
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_a_process_that_failed_or_ended() {
+    fn wait_ends_for_a_failed_or_exited_process() {
         let fake = Fake::new(&[7]);
         let process = process(&fake);
         let hour = Duration::from_secs(3600);

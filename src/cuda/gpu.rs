@@ -254,7 +254,7 @@ mod tests {
         Bus Location: \t 0000:00:05.0\nDevice Minor: \t 3\nGPU Excluded:\t No\n";
 
     #[test]
-    fn the_kernel_drivers_files_stand_in_for_nvml() {
+    fn kernel_driver_files_replace_nvml() {
         let folder = tempfile::tempdir().unwrap();
         let gpu = folder.path().join("0000:00:05.0");
         fs::create_dir(&gpu).unwrap();

@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_library_names_what_was_sought() {
+    fn missing_library_is_named() {
         let error = Functions::load("libcuda-is-not-here.so.1").err().unwrap();
         assert!(matches!(error, LoadError::Library { .. }), "{error}");
         assert!(

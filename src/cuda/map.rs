@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_map_is_refused_with_the_part_that_is_wrong() {
+    fn invalid_map_is_refused_with_the_wrong_part() {
         for text in ["", ",", "GPU-1", "a,b"] {
             let error = text.parse::<GpuMap>().unwrap_err();
             assert!(matches!(error, GpuMapError::Pair { .. }), "{text}: {error}");

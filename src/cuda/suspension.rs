@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_somebody_else_holds_is_not_touched() {
+    fn process_held_by_another_program_is_not_changed() {
         for state in [
             State::Locked,
             State::Failed,
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_cannot_be_resumed_is_left_as_the_error_says() {
+    fn unresumable_process_stays_in_the_reported_state() {
         let fake = Fake::new(&PIDS);
         fake.set(300, State::Checkpointed);
         fake.fail_always(300, Call::Unlock, sys::OPERATING_SYSTEM);

@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn an_instance_of_a_gpu_is_refused_as_what_it_is() {
+    fn mig_instance_is_refused_as_such() {
         for text in [
             "MIG-6d1c2d4e-7d8a-41f3-9d0e-1c2d3e4f5a6b",
             "mig-GPU-6d1c2d4e-7d8a-41f3-9d0e-1c2d3e4f5a6b/1/0",
@@ -195,7 +195,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_printed_parses_to_itself(bytes: [u8; 16]) {
+        fn printed_form_parses_to_the_same_value(bytes: [u8; 16]) {
             let uuid = GpuUuid::from_bytes(bytes);
             prop_assert_eq!(uuid.to_string().parse(), Ok(uuid));
         }

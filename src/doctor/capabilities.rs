@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_missing_is_named() {
+    fn missing_capabilities_are_named() {
         assert!(missing(u64::MAX).is_empty());
         assert_eq!(missing(!(1 << 25)), ["CAP_SYS_TIME"]);
         // The capabilities that docker and containerd grant a container by default.

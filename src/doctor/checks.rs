@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_shortcoming_says_what_to_do_and_nothing_else_does() {
+    fn only_shortcomings_have_a_remedy() {
         let dir = tempfile::tempdir().unwrap();
         let search = Search {
             explicit: Some(dir.path().join("no-criu")),

@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_or_in_the_way_is_noted() {
+    fn missing_or_conflicting_paths_are_noted() {
         let gpu = ["NVIDIA H200"];
         let mut split = machine(Some("580.1"), &gpu);
         split.gpus[0].mig = Some(true);

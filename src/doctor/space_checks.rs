@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_below_the_cgroup_limit_is_what_counts() {
+    fn headroom_below_the_cgroup_limit_counts() {
         assert_eq!(
             memory_check(Some(8 << 30), Some(1 << 20)).status,
             Status::Problem

@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_holds_a_device_at_the_freeze_was_seen_before() {
+    fn new_device_holders_at_the_freeze_are_refused() {
         let pid = i32::try_from(std::process::id()).unwrap();
         let processes = job::tree(pid).unwrap();
         let majors = job::majors("mem");

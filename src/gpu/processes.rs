@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_known_only_when_it_is_told_of_every_process() {
+    fn memory_is_known_only_if_known_for_every_process() {
         let uses = [
             used(1, Some(5)),
             used(1, Some(6)),

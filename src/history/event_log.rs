@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_appended_is_read_and_nobody_else_may() {
+    fn appended_lines_are_read_by_the_owner_only() {
         let (_folder, path) = place();
         let log = Log::new(path.clone());
         for run in 0..3 {
@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pipe_that_nobody_reads_stops_nobody() {
+    fn unread_pipe_blocks_no_writer() {
         let (_folder, path) = place();
         nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
         // A reader of the pipe would come and go with each line; the test only requires that this call returns.

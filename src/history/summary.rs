@@ -203,7 +203,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_run_is_told_in_a_sentence_of_what_happened() {
+    fn summary_mentions_only_events_that_occurred() {
         let summary = Summary {
             run_seconds: 2.0 * 3600.0 + 13.0 * 60.0,
             snapshots: 9,
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_without_snapshots_is_told_shortly() {
+    fn summary_without_snapshots_is_short() {
         let summary = Summary {
             run_seconds: 3.0,
             ..Summary::default()

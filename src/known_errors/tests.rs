@@ -321,7 +321,7 @@ fn messages_are_explained_and_every_cause_is_reached() {
 }
 
 #[test]
-fn what_is_not_known_is_not_explained() {
+fn unknown_errors_are_not_explained() {
     for symptom in [
         Symptom::Criu("Error (a.c:1): something new"),
         Symptom::Criu("801"),
@@ -334,7 +334,7 @@ fn what_is_not_known_is_not_explained() {
 }
 
 #[test]
-fn the_line_that_says_more_goes_first() {
+fn more_specific_line_has_precedence() {
     let lines = ["Can't dump file 1 of that type", "File x has bad size 1"];
     let (cause, symptom) = find(&lines.map(Symptom::Criu)).unwrap();
     assert!(cause.cause.contains("changed its size"));
@@ -425,7 +425,7 @@ fn tables() -> String {
 }
 
 #[test]
-fn the_guide_says_what_the_table_says() {
+fn guide_matches_the_table() {
     let guide = fs::read_to_string(guide()).unwrap();
     let (_, below) = guide.split_once(MARK).unwrap();
     assert_eq!(

@@ -87,13 +87,13 @@ impl Acts<'_, '_, '_> {
         let image = self.first_snapshot();
         let mut image = self.noted("snapshot", image)?;
         let gone_on = self.let_continue(look, &files, places);
-        let mut before = self.noted("goes on", gone_on)?;
+        let mut before = self.noted("continues", gone_on)?;
         let output = self.kill(places);
         before.output = self.noted("kill", output)?;
         let restored = self.restore(&image);
         self.noted("restore", restored)?;
         let back = self.check_restored(&before);
-        let computes = self.noted("comes back", back)?;
+        let computes = self.noted("runs again", back)?;
         let intact = self.check_old_output(&before);
         self.noted("output", intact)?;
         let intact = self.check_open_files(&before.files);
@@ -301,7 +301,7 @@ impl Acts<'_, '_, '_> {
         let Some(now) = signs::sample(self.trial) else {
             return Err(self.ended_by_itself("before it could be killed")?);
         };
-        self.book.note("goes on", outcome, text);
+        self.book.note("continues", outcome, text);
         Ok(Before {
             sign,
             files: files.that_grow(&now.files()),

@@ -49,7 +49,7 @@ impl Acts<'_, '_, '_> {
 
     /// Checks that the restored job computes. Returns false if the job has exited successfully.
     pub(super) fn check_restored(&mut self, before: &Before) -> Result<bool, End> {
-        const NAME: &str = "comes back";
+        const NAME: &str = "runs again";
         let first = signs::sample(self.trial).unwrap_or_default();
         let sign = signs::of_progress(self.trial, self.patience)?;
         let (outcome, text) = match sign {

@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_the_job_cuts_by_itself_tells_nothing() {
+    fn file_truncated_by_the_job_proves_nothing() {
         let first = files(&[("a", 1, 10), ("b", 2, 10), ("c", 3, 10)]);
         let later = files(&[("a", 1, 10), ("b", 2, 3), ("c", 4, 20)]);
         assert_eq!(first.that_grow(&later), files(&[("a", 1, 10)]));

@@ -134,7 +134,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn differences_in_content_mode_and_names_are_told() {
+    fn differences_in_content_mode_and_names_are_named() {
         let place = tempfile::tempdir().unwrap();
         let [one, other] = ["one", "other"].map(|name| place.path().join(name));
         for folder in [&one, &other] {

@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_line_that_differs_is_told() {
+    fn first_differing_line_is_named() {
         let told = |one, other| compared(one, other).difference.map(|it| it.to_string());
         assert_eq!(
             told(("1\n23\n", false), ("1\n24\n5", false)).unwrap(),

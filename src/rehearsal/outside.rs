@@ -50,7 +50,7 @@ mod tests {
     use std::fs;
 
     #[test]
-    fn files_that_exist_and_are_nobody_elses_are_found() {
+    fn only_existing_files_of_the_job_are_found() {
         let place = tempfile::tempdir().unwrap();
         let path = |name: &str| place.path().join(name);
         for folder in ["copy", "store", "out/__pycache__"] {

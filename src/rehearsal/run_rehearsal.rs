@@ -372,7 +372,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_interval_is_rounded_to_what_people_say() {
+    fn interval_is_rounded_to_common_values() {
         for (seconds, expected) in [
             (0, 5),
             (7, 5),

@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_numbers_whatever_the_log_says() {
+    fn extreme_values_in_the_log_stay_finite_numbers() {
         let text = page(&hostile());
         assert!(!text.contains("NaN") && !text.contains("inf"), "{text}");
     }
@@ -428,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn the_headline_tells_what_the_run_comes_to() {
+    fn headline_summarizes_the_run() {
         let mut story =
             Story::of(log(&[(0.0, opened(&["train"])), (9.0, snapshot(1))]), None).unwrap();
         story.summary.freeze_seconds = 0.9;

@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_could_mislead_a_reader_is_taken_out() {
+    fn misleading_characters_are_removed() {
         assert_eq!(
             clean("a\u{1b}[31m\u{202e}b\nc\0"),
             "a\u{fffd}[31m\u{fffd}b c\u{fffd}"

@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_regular_file_is_refused_at_once() {
+    fn non_regular_file_is_refused_at_once() {
         let folder = tempfile::tempdir().unwrap();
         let fifo = folder.path().join("fifo");
         nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRUSR).unwrap();
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_no_key_says_so_without_showing_it() {
+    fn invalid_key_file_is_reported_without_its_content() {
         let (_folder, path) = file(0o600);
         for content in ["", "hunter2", &"hunter2".repeat(1 << 20)] {
             fs::write(&path, content).unwrap();

@@ -101,7 +101,7 @@ mod tests {
     use crate::cuda::{Aftermath, Call, Code};
 
     #[test]
-    fn the_driver_s_answer_tells_the_kind_of_failure() {
+    fn failure_kind_follows_from_the_drivers_code() {
         let cases = [
             (CUDA_ERROR_NOT_SUPPORTED, FailureKind::Unsupported),
             (CUDA_ERROR_NOT_PERMITTED, FailureKind::Privilege),

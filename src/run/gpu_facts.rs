@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_in_use_is_visible_whatever_the_environment_says() {
+    fn gpu_in_use_is_visible_despite_the_environment() {
         let used = |pid, uuid: &str, bytes| GpuUse {
             pid,
             uuid: uuid.to_owned(),

@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_last_restores_cut_off_is_kept() {
+    fn data_cut_off_by_the_last_restores_are_kept() {
         let store = tempfile::tempdir().unwrap();
         let folder = store.path().join(ASIDE);
         fs::create_dir_all(folder.join("mine-7")).unwrap();

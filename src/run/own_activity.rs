@@ -152,7 +152,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
-    fn cpu_time_is_not_told_while_we_use_it() {
+    fn cpu_time_is_unknown_during_own_activity() {
         let own_activity = OwnActivity::default();
         assert_eq!(own_activity.own_cpu_time(|| 7 * MS), Some(7 * MS));
         let began_meanwhile = own_activity.own_cpu_time(|| {

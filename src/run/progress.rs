@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_told_with_their_rate_once_there_is_one() {
+    fn bytes_are_shown_with_their_rate_if_known() {
         let start = clock::now();
         let counter = ByteCounter::default();
         let bytes = |expected| Bytes {
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_work_that_will_not_come() {
+    fn wait_for_work_ends_with_the_close() {
         let ongoing = Ongoing::default();
         ongoing.close();
         assert!(!ongoing.wait_for_work(Duration::ZERO));

@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn images_that_do_not_say_it_have_parts_of_256_mib() {
+    fn images_without_a_part_size_have_parts_of_256_mib() {
         let old: ResidentFacts = serde_json::from_str(r#"{"processes":[]}"#).unwrap();
         assert_eq!(old.part_bytes, 256 << 20);
     }
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_told_from_facts() {
+    fn invalid_facts_are_detected() {
         assert!(facts(&[1, 2]).is_sane() && facts(&[]).is_sane());
         for lens in [&[0][..], &[u64::MAX - 5, 6], &[u64::MAX]] {
             assert!(!facts(lens).is_sane(), "{lens:?}");

@@ -442,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_older_version_passed_over_is_abandoned() {
+    fn images_skipped_by_older_versions_are_abandoned() {
         let folder = tempfile::tempdir().unwrap();
         let mut text = serde_json::to_value(state()).unwrap();
         text["came_from"] = serde_json::json!(id(1));

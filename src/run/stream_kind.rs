@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stream_s_name_tells_what_it_holds() {
+    fn stream_kind_follows_from_the_name() {
         for (name, kind) in [
             ("criu/pages-1.img", StreamKind::Memory),
             ("criu/pagemap-300.img", StreamKind::State),

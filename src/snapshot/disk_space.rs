@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_says_what_is_needed_what_is_free_and_what_to_do() {
+    fn refusal_has_needed_and_free_space_and_a_remedy() {
         let need = Need {
             image: 2 * GIB,
             floor: GIB,

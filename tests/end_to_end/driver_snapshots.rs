@@ -107,7 +107,7 @@ fn suspended_memory_can_be_resumed_on_another_gpu() {
 }
 
 #[apply(as_root)]
-fn a_job_with_work_on_the_gpu_cannot_be_locked_and_goes_on() {
+fn busy_job_is_not_locked_and_continues() {
     let (place, gpu) = (Place::new(), FakeGpu::new());
     let mut run = alone(
         &place,
@@ -270,7 +270,7 @@ fn restore_on_a_mig_gpu_is_refused_and_the_image_stays() {
 }
 
 #[test]
-fn calls_fail_where_a_test_says_so_and_where_the_gpu_is_full() {
+fn fake_calls_fail_on_request_and_on_a_full_gpu() {
     let place = Place::new();
     let small = FakeGpu::with(1, 6);
     assert_eq!(alone(&place, &small, &["--steps", "1"]).wait(), 70);
@@ -314,7 +314,7 @@ fn only_a_job_with_an_idle_gpu_counts_as_hung() {
 }
 
 #[apply(as_root)]
-fn hwloc_leaves_the_gpus_alone_unless_the_caller_says_otherwise() {
+fn hwloc_ignores_gpus_unless_the_caller_decides() {
     let printed = |set: Option<&str>| {
         let (place, gpu) = (Place::new(), FakeGpu::new());
         let mut command = place.command(&["--interval", "never", "--", "printenv"]);

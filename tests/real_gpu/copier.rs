@@ -51,7 +51,7 @@ fn real_memory_is_filled_drained_and_shadowed() {
 }
 
 #[test]
-fn real_memory_of_another_length_than_was_said_is_not_imported() {
+fn memory_of_a_different_length_is_not_imported() {
     let Some(gpu) = first() else { return };
     let (owner, copier) = (open(gpu), open(gpu));
     let (_, memory) = owner.create(gpu, 8 * MIB).unwrap();

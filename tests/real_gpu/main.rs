@@ -238,7 +238,7 @@ fn a_job_that_is_locked_by_another_is_refused_and_stays_locked() {
 }
 
 #[test]
-fn a_state_that_another_thread_brings_about_is_waited_for() {
+fn wait_for_a_state_set_by_another_thread() {
     let Some(driver) = driver() else { return };
     let folder = tempfile::tempdir().unwrap();
     let Some(mut job) = Counter::start(folder.path()) else {
@@ -354,7 +354,7 @@ fn rotation(gpus: &[GpuUuid]) -> GpuMap {
 }
 
 #[test]
-fn a_job_goes_on_on_another_gpu() {
+fn job_continues_on_another_gpu() {
     let Some(driver) = driver() else { return };
     let Some(gpus) = several_gpus() else { return };
     let folder = tempfile::tempdir().unwrap();

@@ -86,7 +86,7 @@ fn an_agent_that_has_not_sent_all_keeps_its_memory() {
 }
 
 #[test]
-fn what_was_released_too_late_is_not_lost() {
+fn late_release_loses_no_memory() {
     let last = Some(all(2, 4 * MIB));
     assert_eq!(called_off(&[0, 2 * MIB], last).unwrap(), Some(2));
 }

@@ -176,7 +176,7 @@ proptest! {
     }
 
     #[test]
-    fn whatever_comes_of_a_release_lies_in_order(
+    fn segments_of_a_release_are_in_order(
         answers in proptest::collection::vec((0u32..6, 0u32..4, 0u32..4, proptest::collection::vec((0u64..8, 0u64..3), 0..3)), 0..8)
     ) {
         let mut receipt = Receipt::default();
@@ -344,7 +344,7 @@ fn an_agent_that_talks_nonsense_is_found_out() {
 }
 
 #[test]
-fn nobody_there_is_no_agent_and_silence_is_a_time_out() {
+fn missing_socket_is_no_agent_and_silence_is_a_timeout() {
     let token = Token::random().unwrap();
     let mut channel = Channel::bind().unwrap();
     assert_eq!(channel.agent(&token, 7).hello(LIMIT).unwrap(), None);

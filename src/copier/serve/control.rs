@@ -119,7 +119,7 @@ mod tests {
     const GPU: [u8; 16] = [7; 16];
 
     #[test]
-    fn what_was_not_opened_or_is_not_there_is_refused() {
+    fn closed_or_missing_memory_is_refused() {
         let mut control = Control::default();
         let requests = [
             Request::Reserve { gpu: GPU, bytes: 1 },

@@ -178,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_library_without_a_function_is_told_by_its_name() {
+    fn missing_function_of_a_library_is_named() {
         // Any library other than libcuda can stand in for an old one.
         let error = Functions::load("libm.so.6").err().unwrap();
         assert!(matches!(error, LoadError::TooOld { .. }), "{error}");

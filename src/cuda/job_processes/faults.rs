@@ -203,7 +203,7 @@ fn after_any_fault_processes_run_or_are_named() {
 }
 
 #[test]
-fn whatever_fails_on_the_way_back_processes_run_or_are_named() {
+fn after_a_failed_resume_processes_run_or_are_named() {
     for (name, operation) in BACK {
         let faults = for_all_faults(
             operation,
@@ -229,7 +229,7 @@ fn whatever_fails_on_the_way_back_processes_run_or_are_named() {
 }
 
 #[test]
-fn what_cannot_be_undone_is_named() {
+fn failed_undo_is_reported() {
     for (name, operation, to) in FORWARD {
         for undo in [Call::Restore, Call::Unlock] {
             let faults = for_all_faults(

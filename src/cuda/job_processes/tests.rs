@@ -125,7 +125,7 @@ fn lock_is_retried_after_a_timeout_or_cuinit() {
 }
 
 #[test]
-fn managed_memory_leaves_the_job_computing_and_says_why() {
+fn managed_memory_is_refused_with_a_reason() {
     let fake = Fake::new(&PIDS);
     fake.fail_always(300, Call::Checkpoint, sys::NOT_SUPPORTED);
     let error = cycle(&fake).unwrap_err();
@@ -169,7 +169,7 @@ fn a_process_that_ends_during_the_lock_is_left_out() {
 }
 
 #[test]
-fn a_process_that_somebody_has_suspended_stays_so() {
+fn suspended_process_stays_suspended() {
     let fake = Fake::new(&PIDS);
     fake.set(301, State::Checkpointed);
     let locked = lock_all(&driver(&fake), &PIDS, &once()).unwrap();
@@ -198,7 +198,7 @@ fn a_restored_process_without_its_gpu_state_is_an_error() {
 }
 
 #[test]
-fn find_keeps_cuda_processes_and_those_nobody_can_answer_for() {
+fn find_keeps_cuda_and_unknown_processes() {
     let fake = Fake::new(&[300, 302, 303]);
     fake.end(302);
     fake.fail_always(303, Call::GetState, sys::OPERATING_SYSTEM);

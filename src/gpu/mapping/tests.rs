@@ -66,7 +66,7 @@ fn chosen(then: &CudaFacts, machine: &Inventory) -> GpuPairs {
 }
 
 #[test]
-fn a_job_comes_back_on_its_own_gpus_or_on_others_of_their_model() {
+fn job_is_restored_on_its_gpus_or_others_of_the_model() {
     let two = then(&[("a", H200, 10), ("b", H200, 20)]);
     let cases: [(&str, Rows, Map); 8] = [
         ("the same", &[("a", H200, 90), ("b", H200, 90)], &[]),
@@ -272,7 +272,7 @@ fn the_user_s_map_is_checked_as_our_own_choice_is() {
 }
 
 #[test]
-fn only_what_somebody_else_may_give_back_is_worth_waiting_for() {
+fn only_temporary_refusals_are_retried() {
     let job = then(&[("a", H200, 20)]);
     let full = plan_on(&job, &now(&[("a", H200, 10)]), &[]).unwrap_err();
     let gone = plan_on(&job, &now(&[("c", H100, 90)]), &[]).unwrap_err();
@@ -280,7 +280,7 @@ fn only_what_somebody_else_may_give_back_is_worth_waiting_for() {
 }
 
 #[test]
-fn an_image_that_knows_only_uuids_comes_back_where_they_are() {
+fn image_with_uuids_only_is_restored_on_the_same_gpus() {
     let mut job = then(&[("a", "", 0)]);
     job.gpus[0].used_bytes = None;
     assert_eq!(chosen(&job, &now(&[("a", H200, 1)])), GpuPairs::new());

@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn where_agents_do_not_tell_all_may_be_on_any_gpu_that_is_used() {
+    fn unknown_memory_may_be_on_any_used_gpu() {
         let known = shadows(None, &used([Some(70), Some(0), None]), 75);
         assert_eq!(known, [(gpu(1), 75)]);
         let unknown = shadows(None, &used([None, None, Some(0)]), 75);

@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_moved_to_another_gpu_goes_the_driver_s_way() {
+    fn driver_suspends_memory_moved_to_another_gpu() {
         let mut covers = [cover(5, false, false), cover(5, false, false)];
         covers[1].know(&[301]);
         assert_eq!(resident(Memory::Resident, false, &covers), Some(2));
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_driver_would_lose_always_goes_this_way() {
+    fn memory_that_the_driver_would_lose_stays_resident() {
         for memory in [Memory::Auto, Memory::Resident, Memory::Driver] {
             for to_host in [false, true] {
                 let covers = [cover(5, true, false)];

@@ -109,7 +109,7 @@ fn going_one_image_further_back_loses_more() {
 }
 
 #[test]
-fn a_job_is_told_as_restored_until_it_ends() {
+fn job_is_reported_as_restored_until_it_ends() {
     let mut account = Account::of(log(vec![
         (0.0, opened()),
         (0.0, started()),

@@ -60,7 +60,7 @@ fn kinds(story: &Story) -> Vec<(f64, f64, SpanKind)> {
 }
 
 #[test]
-fn a_run_that_crashes_and_comes_back_is_placed_on_the_axis() {
+fn crash_and_restore_are_placed_on_the_axis() {
     let story = Story::of(
         log(&[
             (0.0, opened(&["train"])),
@@ -113,7 +113,7 @@ fn time_after_a_killed_supervisor_is_down() {
 }
 
 #[test]
-fn only_the_newest_run_is_told_and_it_is_bounded() {
+fn only_the_newest_run_is_shown_and_it_is_bounded() {
     let mut entries = log(&[(0.0, opened(&["old"])), (1.0, snapshot(9))]);
     for entry in &mut entries {
         entry.run = 1;

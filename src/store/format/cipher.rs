@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_sealed_opens() {
+    fn sealed_buffers_open() {
         for len in [0, 1, 15, 16, 17, 31, 32, 33, 4096, 262_144] {
             let plain: Vec<u8> = (0..=250).cycle().take(len).collect();
             let bytes = sealed(&plain);
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_open_leaves_nothing_of_its_content() {
+    fn failed_open_leaves_no_plain_text() {
         let mut bytes = sealed(&[7; 100]);
         *bytes.last_mut().unwrap() ^= 1;
         let mut plain = [1; 100];
@@ -238,7 +238,7 @@ mod tests {
 
     /// A change of these values would be a new format: existing stores could not be read.
     #[test]
-    fn names_and_the_sealed_form_stay_what_they_are() {
+    fn names_and_the_sealed_form_never_change() {
         let hex = |bytes: &[u8]| bytes.iter().map(|b| format!("{b:02x}")).collect::<String>();
         let Secrets {
             chunks, manifests, ..

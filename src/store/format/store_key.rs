@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_be_guessed_is_no_key() {
+    fn guessable_text_is_not_a_key() {
         let parse = |text: &[u8]| Key::parse(text).unwrap_err();
         assert_eq!(parse(b""), InvalidKey::Length { len: 0 });
         assert_eq!(parse(&[200; 31]), InvalidKey::Length { len: 31 });
@@ -264,7 +264,7 @@ mod tests {
 
     /// A change of these values would be a new format: existing stores could not be opened.
     #[test]
-    fn checks_stay_what_they_are() {
+    fn key_checks_never_change() {
         let check = KeyCheck::check(&key(3), &[5; 32]).to_hex();
         assert_eq!(&check[..16], "fa5b438158bed6cc");
     }

@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn only_one_change_goes_on_and_it_keeps_the_lock() {
+    fn only_one_change_at_a_time_and_it_keeps_the_lock() {
         let (_folder, store) = temporary_store();
         let lock = store.lock().unwrap();
         let busy = lock.claim(store.path()).unwrap();
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_holder_writes_is_not_trusted() {
+    fn holders_description_is_not_trusted() {
         let (folder, _store) = temporary_store();
         let read = |bytes: &[u8]| {
             let path = folder.path().join("holder");

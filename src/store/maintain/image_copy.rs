@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_that_is_rotated_away_meanwhile_is_said_to_be_gone() {
+    fn image_rotated_away_meanwhile_is_reported() {
         let (_folder, store) = temporary_store();
         let (_other_folder, other) = temporary_store();
         let (lock, other_lock) = (store.lock().unwrap(), other.lock().unwrap());

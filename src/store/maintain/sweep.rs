@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_killed_writer_leaves_is_swept() {
+    fn leftovers_of_a_killed_writer_are_swept() {
         let (_folder, store) = temporary_store();
         let lock = store.lock().unwrap();
         let image = write_image(&store, &lock, &[("a", &noise(1, CHUNK_BYTES))]);
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn beside_a_writer_what_it_writes_is_no_garbage() {
+    fn data_of_a_concurrent_writer_are_not_garbage() {
         let (_folder, store) = temporary_store();
         let lock = store.lock().unwrap();
         write_image(&store, &lock, &[("a", &noise(1, CHUNK_BYTES))]);

@@ -358,7 +358,7 @@ mod tests {
     use crate::store::tests::support::{temporary_store, write_image};
 
     #[test]
-    fn an_image_is_read_whatever_the_buffer() {
+    fn image_is_read_with_any_buffer_size() {
         let (_folder, store) = temporary_store();
         let lock = store.lock().unwrap();
         let bytes = noise(1, 40 * CHUNK_BYTES + 5);

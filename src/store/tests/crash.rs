@@ -315,7 +315,7 @@ fn a_crash_while_an_image_is_set_aside() {
 }
 
 #[test]
-fn a_crash_after_an_image_was_given_up() {
+fn crash_after_an_image_was_abandoned() {
     check(one_image, give_up_and_write);
 }
 
@@ -325,7 +325,7 @@ fn a_crash_after_a_commit_failed() {
 }
 
 #[test]
-fn a_crash_in_the_life_of_a_store() {
+fn crash_during_usual_changes() {
     check(one_image, usual_changes);
 }
 
@@ -358,7 +358,7 @@ fn a_failing_step_fails_the_change_and_not_the_store() {
 }
 
 #[test]
-fn what_cannot_be_removed_when_an_image_is_given_up_is_swept() {
+fn leftovers_of_an_abandoned_image_are_swept() {
     let passed_over = fail_each_step(one_image, give_up_and_write);
     let failed = ["Remove of 000002-00.pack", "SyncFolder of images"];
     for failed in failed {

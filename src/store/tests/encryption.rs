@@ -64,7 +64,7 @@ fn files(folder: &Path) -> Vec<(String, Vec<u8>)> {
 }
 
 #[test]
-fn an_encrypted_store_gives_back_what_it_got() {
+fn encrypted_store_round_trips() {
     let (_folder, store) = encrypted_store();
     let lock = store.lock().unwrap();
     let first = write(&store, &lock);
@@ -332,7 +332,7 @@ fn interrupted_creation_is_completed_with_the_present_key() {
 }
 
 #[test]
-fn a_damaged_key_check_says_so() {
+fn damaged_key_check_is_reported() {
     let (_folder, store) = encrypted_store();
     fs::write(store.path().join("key-check"), "").unwrap();
     for key in [None, Some(key(1))] {

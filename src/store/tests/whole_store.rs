@@ -172,7 +172,7 @@ fn an_image_that_is_removed_while_it_is_read_stays_readable() {
 }
 
 #[test]
-fn verification_tells_its_progress() {
+fn verification_reports_its_progress() {
     let (_folder, store) = temporary_store();
     let lock = store.lock().unwrap();
     let image = write_image(&store, &lock, &[("a", &noise(1, 5 * CHUNK_BYTES))]);

@@ -359,7 +359,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(60))]
 
         #[test]
-        fn chunks_make_up_the_stream_in_whatever_order_pieces_arrive(
+        fn chunks_form_the_stream_for_any_order_of_pieces(
             runs in prop::collection::vec((0..4_u64, 1..150_usize), 0..8),
             tail in 0..PAGE_BYTES,
             seed in 0..8_u64,

@@ -245,7 +245,7 @@ mod tests {
     const IMAGE: ImageId = ImageId::FIRST;
 
     #[test]
-    fn what_many_workers_append_lies_where_they_were_told() {
+    fn concurrent_appends_lie_at_their_positions() {
         let (_folder, store) = temporary_store();
         let sink = PackSink::new(&store, IMAGE);
         // Lengths from zero to the maximum: buffers end anywhere within chunks.
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sink_given_up_takes_no_more_and_keeps_no_memory() {
+    fn abandoned_sink_refuses_appends_and_frees_memory() {
         let (_folder, store) = temporary_store();
         let sink = PackSink::new(&store, IMAGE);
         sink.append(b"chunk").unwrap();

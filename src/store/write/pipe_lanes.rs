@@ -203,7 +203,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lane_that_failed_says_why_and_not_that_it_is_gone() {
+    fn failed_lane_reports_its_own_error() {
         let error = std::thread::scope(|scope| {
             let lanes = Lanes::open(scope, 2, |_, ()| ()).unwrap();
             // The first order ends the lane, so one of the following cannot be delivered.

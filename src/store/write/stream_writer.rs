@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn every_buffer_comes_back_from_lanes() {
+    fn every_buffer_is_returned_from_lanes() {
         for extra in [0, 5] {
             let bytes = noise(4, 6 * CHUNK_BYTES + extra);
             assert_eq!(buffers_lost(b"", &bytes), 0, "{extra}");

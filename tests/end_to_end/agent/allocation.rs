@@ -18,7 +18,7 @@ fn small_and_badly_rounded_pieces_stay_the_drivers() {
 }
 
 #[test]
-fn a_range_is_what_was_asked_for() {
+fn address_range_has_the_requested_length() {
     let gpu = FakeGpu::new();
     let (mut job, mut bare) = (Job::ready(&gpu, Way::Asking), Job::bare(&gpu, Way::Asking));
     bare.ask("init");

@@ -87,7 +87,7 @@ fn a_thread_inside_the_agent_makes_it_busy_and_loses_nothing() {
 }
 
 #[test]
-fn what_came_too_late_is_kept_for_the_next_to_ask() {
+fn late_segments_are_kept_for_the_next_request() {
     let gpu = FakeGpu::new();
     let mut job = Job::ready(&gpu, Way::Looking);
     let address = job.alloc(4 * MIB);
@@ -154,7 +154,7 @@ fn who_wants_memory_while_it_is_released_waits() {
 }
 
 #[test]
-fn what_fails_in_a_release_is_undone() {
+fn failed_release_is_undone() {
     for imported in [false, true] {
         for rule in [
             "cuMemExportToShareableHandle:0:2",

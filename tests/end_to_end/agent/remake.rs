@@ -22,7 +22,7 @@ fn is_written(held: Held) -> bool {
 }
 
 #[test]
-fn memory_made_anew_is_the_process_s_own_and_others_reach_it() {
+fn remade_memory_is_owned_and_exportable() {
     let gpu = FakeGpu::with(1, 2048);
     let mut job = Job::ready(&gpu, Way::Looking);
     let mut addresses: Vec<u64> = SIZES.iter().map(|len| job.alloc(*len)).collect();
@@ -60,7 +60,7 @@ fn memory_made_anew_is_the_process_s_own_and_others_reach_it() {
 }
 
 #[test]
-fn what_cannot_be_made_whole_is_not_made_at_all() {
+fn failed_creation_leaves_no_file() {
     // The rules fail the second of three pieces; an export is tried twice.
     for rule in [
         "cuMemCreate:5:2",
@@ -98,7 +98,7 @@ fn what_cannot_be_made_whole_is_not_made_at_all() {
 }
 
 #[test]
-fn nothing_is_made_anew_for_who_has_its_memory() {
+fn process_with_its_memory_remakes_nothing() {
     let gpu = FakeGpu::new();
     let mut job = Job::ready(&gpu, Way::Looking);
     let address = job.alloc(4 * MIB);

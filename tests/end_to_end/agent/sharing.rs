@@ -84,7 +84,7 @@ fn memory_is_shared_between_processes_of_a_run() {
 }
 
 #[test]
-fn of_a_hundred_shared_pieces_all_are_told() {
+fn all_of_a_hundred_shared_pieces_are_reported() {
     let gpu = FakeGpu::new();
     let mut owner = Job::ready(&gpu, Way::Asking);
     let mut addresses: Vec<u64> = (0..130).map(|_| owner.alloc(2 * MIB)).collect();

@@ -65,7 +65,7 @@ fn a_forked_child_has_nothing_and_takes_nothing_along() {
 }
 
 #[test]
-fn another_program_in_the_same_process_begins_anew() {
+fn another_program_in_the_same_process_starts_fresh() {
     let gpu = FakeGpu::new();
     let mut job = Job::ready(&gpu, Way::Looking);
     job.alloc(4 * MIB);

@@ -15,7 +15,7 @@ fn has_gpu() -> bool {
 }
 
 #[test]
-fn without_a_gpu_every_verb_says_so() {
+fn every_verb_reports_a_missing_gpu() {
     if has_gpu() {
         return;
     }

@@ -138,7 +138,7 @@ fn config_default_prints_the_file_that_changes_nothing() {
 }
 
 #[test]
-fn config_show_tells_every_value_and_where_it_came_from() {
+fn config_show_prints_every_value_and_its_source() {
     let place = Place::new();
     fs::write(place.file("ckpt-run.toml"), "[retention]\nkeep_last = 7\n").unwrap();
     let show = |arguments: &[&str]| {
@@ -170,7 +170,7 @@ fn config_show_tells_every_value_and_where_it_came_from() {
 }
 
 #[test]
-fn config_show_refuses_what_a_run_would_refuse() {
+fn config_show_refuses_the_same_settings_as_a_run() {
     let place = Place::new();
     fs::write(place.file("ckpt-run.toml"), "sore = \"x\"\n").unwrap();
     let output = place.verb(&["config", "show"]);
@@ -183,7 +183,7 @@ fn config_show_refuses_what_a_run_would_refuse() {
 }
 
 #[test]
-fn a_check_of_the_settings_tells_everything_and_touches_nothing() {
+fn config_check_reports_everything_and_changes_nothing() {
     let place = Place::new();
     fs::write(
         place.file("other.toml"),

@@ -48,7 +48,7 @@ pub fn log(machine: &Machine) -> String {
 }
 
 #[apply(as_root)]
-fn a_stopped_container_is_saved_and_the_next_one_goes_on() {
+fn stopped_container_is_saved_and_the_next_one_continues() {
     let Some(machine) = machine() else { return };
     start(&machine, "first", &options());
     machine.wait_for(VOLUME, "log", "20\n", "first");

@@ -49,7 +49,7 @@ fn play(machine: &Machine, document: &Value) {
 }
 
 #[apply(as_root)]
-fn a_pod_that_is_deleted_is_saved_and_the_next_one_goes_on() {
+fn deleted_pod_is_saved_and_the_next_one_continues() {
     let Some(machine) = machine() else { return };
     let [claim, job] = documents();
     play(&machine, &claim);

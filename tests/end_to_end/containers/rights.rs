@@ -52,7 +52,7 @@ fn both_templates_ask_for_the_same_rights() {
 }
 
 #[apply(as_root)]
-fn the_doctor_in_a_container_names_what_it_lacks() {
+fn doctor_in_a_container_names_missing_privileges() {
     let Some(machine) = machine() else { return };
     let all = options();
     assert_eq!(problems(&machine, &all), [""; 0]);

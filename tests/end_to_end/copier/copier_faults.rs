@@ -82,7 +82,7 @@ fn wrong_lengths_are_errors() {
 }
 
 #[test]
-fn what_is_not_there_is_refused() {
+fn missing_segments_are_refused() {
     let machine = Machine::of_mib(64);
     let copier = machine.copier();
     let error = copier.lane().unwrap_err();
@@ -278,7 +278,7 @@ fn another_program_is_recognized() {
 }
 
 #[test]
-fn by_hand_it_says_what_it_is() {
+fn manual_start_of_the_copier_prints_an_explanation() {
     let output = Command::new(program())
         .arg("gpu-copier")
         .stdin(Stdio::null())

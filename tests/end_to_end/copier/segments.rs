@@ -9,7 +9,7 @@ use super::contents::{MIB, assert_same, bytes, drain, fill, try_fill};
 use super::copier_machine::{Machine, gpu};
 
 #[test]
-fn what_was_filled_is_drained() {
+fn filled_memory_is_drained() {
     let machine = Machine::of_mib(256);
     let copier = machine.open();
     let len = 40 * MIB;
@@ -93,7 +93,7 @@ fn a_shadow_keeps_the_bytes_of_its_moment() {
 }
 
 #[test]
-fn what_has_no_room_in_the_shadow_is_drained_from_the_original() {
+fn memory_beyond_the_shadow_is_drained_from_the_original() {
     let machine = Machine::of_mib(256);
     let (owner, copier) = (machine.open(), machine.open());
     let len = 16 * MIB;

@@ -228,7 +228,7 @@ fn changed_input_file_is_named_until_it_is_unchanged() {
 }
 
 #[apply(as_root)]
-fn an_image_that_is_asked_for_comes_back_or_none_does() {
+fn only_the_requested_image_is_restored() {
     let place = Place::new();
     // The job has a file open as long as it exists.
     let keep_open = "i += 1\n    extra = open('extra') if os.path.exists('extra') else None\n";

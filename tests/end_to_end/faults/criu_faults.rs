@@ -178,7 +178,7 @@ fn criu_hanging_after_its_dump_is_killed() {
 }
 
 #[apply(as_root)]
-fn a_dump_that_takes_too_long_is_called_off_and_the_job_goes_on() {
+fn slow_dump_is_cancelled_and_the_job_continues() {
     let (place, mut run, client, criu) = with_a_stopped_dump();
     // CRIU is slow but not blocked; 10 s after its time limit it would be killed.
     thread::sleep(Duration::from_secs(6));

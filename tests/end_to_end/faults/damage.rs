@@ -109,7 +109,7 @@ fn flip_every(path: &Path, distance: u64) {
 }
 
 #[apply(as_root)]
-fn a_run_whose_images_are_all_damaged_says_so_and_ends_with_125() {
+fn run_with_damaged_images_only_ends_with_125() {
     let (place, mut run) = counting();
     let image = place.snapshot();
     let manifest = place.file(&format!(".ckpt-run/images/{image}.manifest"));

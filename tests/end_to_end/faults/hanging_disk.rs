@@ -75,7 +75,7 @@ fn is_stopped(run: &Run) -> bool {
 }
 
 #[apply(as_root)]
-fn a_job_does_not_stand_still_for_a_disk_that_hangs() {
+fn hanging_disk_does_not_freeze_the_job() {
     let place = Place::new();
     let Some(disk) = Disk::new(place.file(".ckpt-run"), &place.file("disk")) else {
         return;

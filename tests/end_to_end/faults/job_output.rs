@@ -172,7 +172,7 @@ while (line := os.read(0, 7)):
 }
 
 #[apply(as_root)]
-fn a_run_whose_output_goes_elsewhere_the_next_time_goes_on() {
+fn run_continues_with_output_to_another_place() {
     let place = Place::new();
     // Separate, joined, and separate again: each time from the previous attempt's image.
     for joined in [false, true, false] {

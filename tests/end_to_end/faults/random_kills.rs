@@ -239,7 +239,7 @@ fn random_kills_break_no_chain_of_files_that_the_settings_name() {
 }
 
 #[apply(as_root)]
-fn random_kills_repeat_in_a_pipe_what_a_dead_supervisor_knew() {
+fn random_kills_repeat_lines_of_a_dead_supervisor_in_a_pipe() {
     rounds_with("pipe");
 }
 

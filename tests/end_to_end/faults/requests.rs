@@ -56,7 +56,7 @@ fn stop_during_a_snapshot_saves_again() {
         wait_for_criu(&run, "dump");
         saved_and_stopped_by(signal, &place, &mut run);
         client.wait().expect("the client ends");
-        goes_on_from_where_it_stopped(&place);
+        continues_from_its_stop(&place);
     }
 }
 
@@ -65,7 +65,7 @@ fn saved_and_stopped_by(signal: Signal, place: &Place, run: &mut Run) {
     assert_eq!(run.wait(), 75, "{}", place.text("err"));
 }
 
-fn goes_on_from_where_it_stopped(place: &Place) {
+fn continues_from_its_stop(place: &Place) {
     let mut again = start_counter(place);
     wait_for_progress(place);
     assert_eq!(
@@ -83,11 +83,11 @@ fn a_stop_during_a_pause_needs_no_other_image() {
     wait_for_criu(&run, "dump");
     saved_and_stopped_by(Signal::SIGTERM, &place, &mut run);
     client.wait().expect("the client ends");
-    goes_on_from_where_it_stopped(&place);
+    continues_from_its_stop(&place);
 }
 
 #[apply(as_root)]
-fn a_stop_during_a_restore_is_obeyed_and_the_same_line_goes_on() {
+fn stop_during_a_restore_is_obeyed() {
     let (place, mut run) = counting();
     place.snapshot();
     wait_for_progress(&place);

@@ -104,7 +104,7 @@ fn every_command_in_a_sentence_is_understood() {
 }
 
 #[test]
-fn what_does_not_exist_is_found() {
+fn missing_files_and_programs_are_found() {
     for wrong in [
         "ckpt-run lst",
         "$ ckpt-run list --no-such-flag   # no",

@@ -42,7 +42,7 @@ fn block(text: &str) -> Block {
 }
 
 #[apply(as_root)]
-fn the_first_hour_goes_as_the_page_says() {
+fn first_hour_follows_the_page() {
     let page = pages::guide("first-hour.md");
     let blocks = runnable(&page);
     assert!(blocks.len() >= 8, "{}", blocks.len());
@@ -57,7 +57,7 @@ fn the_first_hour_goes_as_the_page_says() {
 }
 
 #[apply(as_root)]
-fn images_are_looked_into_and_carried_as_the_page_says() {
+fn inspection_and_export_of_images_follow_the_page() {
     let page = pages::guide("images.md");
     let blocks = runnable(&page);
     assert!(blocks.len() >= 3, "{}", blocks.len());
@@ -73,7 +73,7 @@ fn images_are_looked_into_and_carried_as_the_page_says() {
 }
 
 #[apply(as_root)]
-fn status_tells_what_the_page_says() {
+fn status_output_matches_the_page() {
     let page = pages::guide("status.md");
     let blocks = runnable(&page);
     assert!(blocks.len() >= 2, "{}", blocks.len());
@@ -89,7 +89,7 @@ fn status_tells_what_the_page_says() {
 }
 
 #[apply(as_root)]
-fn what_it_costs_is_told_as_the_page_says() {
+fn reported_costs_match_the_page() {
     let page = pages::guide("tuning.md");
     let meanwhile = runnable(&page);
     assert!(meanwhile.len() >= 2);
@@ -103,7 +103,7 @@ fn what_it_costs_is_told_as_the_page_says() {
 }
 
 #[test]
-fn a_key_is_made_as_the_page_says() {
+fn key_generation_follows_the_page() {
     let page = pages::guide("security.md");
     let blocks = runnable(&page);
     assert!(!blocks.is_empty());
@@ -171,7 +171,7 @@ fn put_stand_ins(place: &Place, train: &str) {
 }
 
 #[apply(as_root)]
-fn programs_are_started_as_the_pages_say() {
+fn starts_of_programs_follow_the_pages() {
     let pages = [
         "intervals.md",
         "pytorch.md",
@@ -203,7 +203,7 @@ fn programs_are_started_as_the_pages_say() {
 }
 
 #[apply(as_root)]
-fn a_run_is_looked_into_and_files_are_made_as_the_pages_say() {
+fn inspection_of_a_run_follows_the_pages() {
     let mut terminal = begun();
     put_stand_ins(terminal.place(), TRAIN);
     terminal.run(&block("ckpt-run snapshot\nPATH=$PWD:$PATH"));

@@ -27,7 +27,7 @@ print(len(data), flush=True)
 "#;
 
 #[apply(as_root)]
-fn what_grew_between_two_images_is_told() {
+fn growth_between_two_images_is_reported() {
     let place = Place::new();
     let mut run = place.start_python(&[], GROWS);
     place.wait_for("out", "ready");
@@ -239,7 +239,7 @@ fn image_of_another_run_is_restored_when_named() {
 }
 
 #[test]
-fn what_is_no_exported_image_makes_no_store() {
+fn invalid_export_creates_no_store() {
     let place = Place::new();
     fs::write(place.file("other"), "something else").unwrap();
     for (file, said) in [

@@ -79,7 +79,7 @@ fn an_image_pinned_while_the_job_runs_outlives_the_rotations() {
 }
 
 #[apply(as_root)]
-fn forget_and_prune_say_what_goes_and_do_what_they_said() {
+fn forget_and_prune_do_what_they_announce() {
     let place = Place::new();
     let mut run = place.start_ready(&ON_REQUEST);
     for _ in 0..4 {

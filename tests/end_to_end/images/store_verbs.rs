@@ -94,7 +94,7 @@ fn files(store: &Store) -> Vec<PathBuf> {
 }
 
 #[test]
-fn verify_says_of_every_image_all_that_is_bad() {
+fn verify_reports_all_faults_of_every_image() {
     let place = Place::new();
     let (store, images) = three_images(&place);
     assert!(run(&place, 0, &["verify"]).starts_with("000001 good (8.8 KiB)\n000002 good"));
@@ -128,7 +128,7 @@ fn verify_says_of_every_image_all_that_is_bad() {
 }
 
 #[test]
-fn verify_tells_a_newer_image_from_a_damaged_one() {
+fn verify_distinguishes_newer_from_damaged_images() {
     let place = Place::new();
     let (store, _) = three_images(&place);
     let manifest = |id: &str| store.path().join(format!("images/{id}.manifest"));
@@ -204,7 +204,7 @@ fn repair_prints_its_plan_and_then_does_it() {
 }
 
 #[test]
-fn repair_heals_from_what_another_image_has() {
+fn repair_heals_from_another_image() {
     let place = Place::new();
     let store = store(&place, ".ckpt-run");
     let lock = store.lock().unwrap();
@@ -227,7 +227,7 @@ fn repair_heals_from_what_another_image_has() {
 }
 
 #[test]
-fn repair_says_who_holds_the_store() {
+fn repair_names_the_holder_of_the_store() {
     let place = Place::new();
     let (store, _) = three_images(&place);
     let _lock = store.lock().unwrap();
@@ -269,7 +269,7 @@ fn copy_makes_the_same_image_in_another_store() {
 }
 
 #[test]
-fn copy_refuses_what_it_cannot_do_and_leaves_nothing_half() {
+fn failed_copy_leaves_no_partial_image() {
     let place = Place::new();
     let (source, images) = three_images(&place);
     let said = refused(&place, &["copy", "9", "--to", "other"]);

@@ -103,7 +103,7 @@ fn crash_and_restore_are_logged_and_summarized() {
 }
 
 #[apply(as_root)]
-fn a_run_that_is_saved_and_goes_on_is_one_run() {
+fn saved_and_continued_run_is_one_run() {
     let place = Place::new();
     let mut run = place.start_ready(&ON_REQUEST);
     run.signal(Signal::SIGUSR2);
@@ -194,7 +194,7 @@ while not os.path.exists("go"):
 "#;
 
 #[apply(as_root)]
-fn a_restore_is_told_of_at_the_moment_the_job_computes_again() {
+fn restore_is_reported_when_the_job_computes_again() {
     /// Tolerance for clocks that are read one after the other.
     const SLACK_SECONDS: f64 = 0.1;
     let place = Place::new();

@@ -99,7 +99,7 @@ fn a_tiny_terminal_and_a_signal_do_no_harm() {
 }
 
 #[test]
-fn without_a_run_it_says_so_and_leaves_the_screen_alone() {
+fn live_view_without_a_run_prints_a_message() {
     let place = Place::new();
     let viewer = Viewer::start(&place, 24, 80);
     viewer.wait_for("no run");

@@ -97,7 +97,7 @@ fn status_shows_snapshots_schedule_and_work_at_risk() {
 }
 
 #[apply(as_root)]
-fn a_wait_before_a_restart_is_told() {
+fn wait_before_a_restart_is_reported() {
     let place = Place::new();
     fs::write(
         place.file("ckpt-run.toml"),
@@ -113,7 +113,7 @@ fn a_wait_before_a_restart_is_told() {
 }
 
 #[apply(as_root)]
-fn without_a_supervisor_the_store_tells_how_the_run_ended() {
+fn store_reports_the_runs_end_without_a_supervisor() {
     let place = Place::new();
     let nothing = place.verb(&["status"]);
     assert_eq!(
@@ -165,7 +165,7 @@ fn without_a_supervisor_the_store_tells_how_the_run_ended() {
 }
 
 #[apply(as_root)]
-fn a_supervisor_that_is_stopped_is_said_to_be_silent() {
+fn stopped_supervisor_is_reported_as_silent() {
     let place = Place::new();
     let mut run = place.start_ready(&[]);
     run.signal(Signal::SIGSTOP);

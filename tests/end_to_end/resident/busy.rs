@@ -127,7 +127,7 @@ fn hangs(agent: &Path) -> bool {
 }
 
 #[apply(as_root)]
-fn an_agent_that_hangs_before_it_let_go_is_given_up() {
+fn agent_hanging_before_its_release_is_abandoned() {
     let scene = Scene::at_rest("auto");
     let path = scene.place.file("on");
     scene.rule(

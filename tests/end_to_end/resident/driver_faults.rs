@@ -103,7 +103,7 @@ fn a_second_lock_that_fails_gives_the_memory_back() {
 
 /// Simulates a thread that was halted at a point that the driver waits for.
 #[apply(as_root)]
-fn a_second_lock_that_waits_in_vain_has_the_job_stopped_anew() {
+fn second_lock_timeout_halts_the_job_again() {
     let patient = [("CKPT_RUN_SNAPSHOT_LOCK_TIMEOUT", "60s")];
     let scene = Scene::with(gpu(), "resident", &JOB, &patient);
     scene.rests();

@@ -80,7 +80,7 @@ fn killed_paused_job_uses_no_gpu_until_unpaused() {
 }
 
 #[apply(as_root)]
-fn a_run_that_is_stopped_goes_on_from_its_last_snapshot() {
+fn stopped_run_continues_from_its_last_snapshot() {
     let Scene {
         place,
         gpu,

@@ -5,7 +5,7 @@ use crate::harness::fake_gpu::{FakeGpu, UUIDS};
 use crate::harness::{apply, as_root, wait_until};
 
 #[apply(as_root)]
-fn memory_that_stays_on_the_gpu_is_in_the_image_and_comes_back() {
+fn resident_memory_is_in_the_image_and_is_restored() {
     let scene = Scene::start("resident");
     scene.place.wait_for("out", "\n10 ");
     scene.resident_snapshot();

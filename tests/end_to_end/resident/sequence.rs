@@ -127,7 +127,7 @@ impl Elsewhere {
 }
 
 #[apply(as_root)]
-fn memory_comes_back_on_another_gpu() {
+fn memory_is_restored_on_another_gpu() {
     let [first, second] = UUIDS;
     let one_way = format!("{first}={second}");
     let both_ways = format!("{first}={second},{second}={first}");

@@ -7,7 +7,7 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use crate::harness::{Place, apply, as_root, code, stderr, stdout, wait_until};
 
 #[apply(as_root)]
-fn a_finished_run_says_so_and_is_not_run_again() {
+fn finished_run_is_reported_and_not_repeated() {
     let place = Place::new();
     let line = ["--", "sh", "-c", "echo x >> ran"];
     assert_eq!(code(place.verb(&line).status), 0);
@@ -40,7 +40,7 @@ fn another_command_is_refused_with_both_lines() {
 }
 
 #[apply(as_root)]
-fn a_failed_run_without_an_image_begins_anew() {
+fn failed_run_without_an_image_starts_from_the_beginning() {
     let place = Place::new();
     let line = ["--", "sh", "-c", "echo x >> ran; test -e go"];
     assert_eq!(code(place.verb(&line).status), 1);
@@ -71,7 +71,7 @@ fn a_fresh_run_never_restores_an_image_of_the_older_one() {
 }
 
 #[apply(as_root)]
-fn a_second_supervisor_is_refused_and_told_the_first_ones_pid() {
+fn second_supervisor_is_refused_with_the_first_ones_pid() {
     let place = Place::new();
     let mut run = place.start_ready(&[]);
     for fresh in [&["--fresh"][..], &[]] {

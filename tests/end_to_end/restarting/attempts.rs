@@ -243,7 +243,7 @@ fn cut_to_the_first_image() -> (Place, String) {
 }
 
 #[apply(as_root)]
-fn a_short_output_is_completed_from_what_was_kept_aside() {
+fn short_output_is_completed_from_the_set_aside_data() {
     let (place, before) = cut_to_the_first_image();
     let mut run = place.start_with(&["restore", "000002"], &[], faulty_criu);
     wait_for_restores(&place, &["000002"]);
@@ -252,7 +252,7 @@ fn a_short_output_is_completed_from_what_was_kept_aside() {
 }
 
 #[apply(as_root)]
-fn a_short_output_that_nobody_kept_is_refused_by_name() {
+fn short_output_without_saved_data_is_refused_by_name() {
     let (place, _) = cut_to_the_first_image();
     fs::remove_dir_all(place.file(".ckpt-run/aside")).expect("removed");
     let short = place.text("out");
@@ -291,7 +291,7 @@ fn an_output_of_other_bytes_is_refused_by_name() {
 }
 
 #[apply(as_root)]
-fn an_output_that_the_caller_emptied_begins_anew_with_a_warning() {
+fn emptied_output_starts_again_with_a_warning() {
     let script = output_alone();
     let (place, mut run) = with_images(&script, 1);
     kill_supervisor(&mut run);

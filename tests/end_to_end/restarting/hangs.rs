@@ -110,7 +110,7 @@ fn a_job_that_falls_silent_is_written_down_killed_and_restored() {
 }
 
 #[apply(as_root)]
-fn images_of_the_silence_are_not_what_is_restored() {
+fn images_of_the_silence_are_not_restored() {
     let place = Place::new();
     let settings =
         "hang.output = '5s'\nhooks.on_hang = 'rm stuck; touch go'\nretention.keep_last = 50";
@@ -272,7 +272,7 @@ fn time_of_a_pause_or_a_stop_is_no_silence() {
 }
 
 #[apply(as_root)]
-fn a_job_that_hangs_again_and_again_is_given_up() {
+fn repeatedly_hanging_job_ends_the_run() {
     let place = Place::new();
     fs::write(place.file("ckpt-run.toml"), "hang.output = '3s'").unwrap();
     let mut run = place.start_python_with(&ON_REQUEST, TALKS, |command| {

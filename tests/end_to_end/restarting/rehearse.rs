@@ -117,10 +117,10 @@ fn a_job_that_counts_passes_and_its_folder_is_untouched() {
         "machine",
         "start",
         "snapshot",
-        "goes on",
+        "continues",
         "kill",
         "restore",
-        "comes back",
+        "runs again",
         "again",
         "end",
         "first run",
@@ -158,7 +158,7 @@ fn a_job_that_counts_passes_and_its_folder_is_untouched() {
 }
 
 #[apply(as_root)]
-fn what_the_job_says_on_stderr_is_compared_as_what_it_prints() {
+fn stderr_is_compared_like_stdout() {
     let count = r"
 import sys, time
 i = 0
@@ -259,7 +259,7 @@ fn rehearsal_fails_with_the_snapshots_reason() {
 }
 
 #[apply(as_root)]
-fn a_job_that_ends_at_once_is_said_to_need_more_to_do_or_a_look() {
+fn job_ending_at_once_gets_a_remedy() {
     let place = Place::new();
     let quick = rehearse(&place, &[], "print('done')");
     assert_eq!(code(quick.status), 1);
@@ -307,7 +307,7 @@ sys.exit("lost the connection")
     let output = rehearse(&place, &[], script);
     assert_eq!(code(output.status), 1, "{}", stdout(&output));
     let text = stdout(&output);
-    assert!(text.contains("FAILED   comes back "), "{text}");
+    assert!(text.contains("FAILED   runs again "), "{text}");
     assert!(
         text.contains("(exit code 1) after its restore; its last output: lost the connection"),
         "{text}"
@@ -315,7 +315,7 @@ sys.exit("lost the connection")
 }
 
 #[test]
-fn a_machine_that_cannot_do_it_is_told_before_anything_runs() {
+fn unsuitable_machine_is_reported_before_the_job_runs() {
     let place = Place::new();
     let line = ["rehearse", "--criu", "/no/such/criu", "--", "touch", "ran"];
     let output = place.verb(&line);

@@ -170,7 +170,7 @@ fn file_missing_in_the_image_fails_with_name_and_setting() {
 }
 
 #[apply(as_root)]
-fn a_job_that_comes_back_wrong_fails_with_the_line() {
+fn wrongly_restored_job_fails_with_the_line() {
     let mut rehearsal = Rehearsal::new(&endless_closed_state());
     rehearsal.settings = vec![
         ("CKPT_RUN_FILES_KEEP_CONTENT", "0B"),

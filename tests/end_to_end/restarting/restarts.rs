@@ -58,7 +58,7 @@ fn on_abnormal_restores_after_signals_only() {
 }
 
 #[apply(as_root)]
-fn policy_always_begins_anew_after_a_success() {
+fn policy_always_starts_again_after_a_success() {
     let place = Place::new();
     let options = ["--restart", "always", "--max-restarts", "2"];
     let mut run = start(&place, &options, &["sh", "-c", "echo x >> ran"]);

@@ -13,7 +13,7 @@ fn counting(place: &Place) -> Run {
 }
 
 #[apply(as_root)]
-fn a_killed_job_comes_back_and_ends_as_if_nothing_had_happened() {
+fn killed_job_is_restored_and_completes() {
     let place = Place::new();
     let mut run = counting(&place);
     place.snapshot();

@@ -86,7 +86,7 @@ fn places(text: &str, parts: &[&str]) -> Vec<usize> {
 }
 
 #[apply(as_root)]
-fn py_spy_tells_where_a_python_job_hangs() {
+fn py_spy_shows_where_a_python_job_hangs() {
     let Some(tool) = py_spy() else { return };
     let place = Place::new();
     fs::write(place.file("job.py"), STUCK_PYTHON).unwrap();
@@ -103,7 +103,7 @@ fn py_spy_tells_where_a_python_job_hangs() {
 }
 
 #[apply(as_root)]
-fn eu_stack_tells_where_any_other_job_hangs() {
+fn eu_stack_shows_where_a_job_hangs() {
     if !installed("eu-stack") {
         return;
     }

@@ -119,7 +119,7 @@ fn a_veto_skips_a_snapshot_but_not_the_one_before_a_stop() {
 }
 
 #[apply(as_root)]
-fn a_hook_that_fails_or_hangs_is_a_warning_and_the_job_goes_on() {
+fn failing_or_hanging_hook_is_a_warning() {
     let place = Place::new();
     let settings = "[hooks]\nbefore_snapshot = 'sleep 1000'\nafter_snapshot = 'exit 3'\n\
         after_restore = ['/no/such/program']\ntimeout = '5s'";
@@ -219,7 +219,7 @@ fn the_hook_of_the_last_image_has_ended_before_the_run_has() {
 }
 
 #[apply(as_root)]
-fn a_hook_may_run_verbs_on_the_store_it_is_told() {
+fn hook_may_run_verbs_on_its_store() {
     let place = Place::new();
     let program = program();
     let settings = format!("hooks.after_snapshot = '{program} pin $CKPT_RUN_IMAGE --note by-hook'");

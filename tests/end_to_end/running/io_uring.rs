@@ -55,7 +55,7 @@ fn a_plain_job_does_without_io_uring_as_well() {
 }
 
 #[apply(as_root)]
-fn a_job_that_may_use_io_uring_is_told_why_it_has_no_snapshot() {
+fn snapshot_refusal_for_io_uring_has_a_reason() {
     let place = Place::new();
     let mut run = place.start_python_with(&ON_REQUEST, JOB, |command| {
         command.env("CKPT_RUN_SANDBOX_IO_URING", "allow");

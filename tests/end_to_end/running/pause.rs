@@ -91,7 +91,7 @@ fn a_job_that_is_not_paused_cannot_be_unpaused() {
 }
 
 #[apply(as_root)]
-fn a_paused_job_that_is_stopped_goes_on_with_the_same_line() {
+fn stopped_paused_job_continues_when_rerun() {
     for signal in [Signal::SIGTERM, Signal::SIGUSR2, Signal::SIGINT] {
         let (place, mut run) = counting();
         pause(&place);

@@ -72,7 +72,7 @@ fn a_plain_job_is_stopped_and_continued_with_us() {
 }
 
 #[apply(as_root)]
-fn a_plain_job_comes_back_while_its_pids_are_free() {
+fn plain_job_is_restored_while_its_pids_are_free() {
     let place = Place::new();
     fs::write(place.file("job.py"), COUNT).unwrap();
     // Without a sandbox the changes of files are not watched.

@@ -29,7 +29,7 @@ fn start_without_snapshots(place: &Place, options: &[&str], then: &str) -> (Run,
 }
 
 #[apply(as_root)]
-fn a_group_wide_sigusr1_takes_one_snapshot_and_the_job_goes_on() {
+fn group_wide_sigusr1_takes_one_snapshot() {
     let place = Place::new();
     let mut run = place.start_python_with(&[], UNTIL_GO, |command| {
         command.process_group(0);
@@ -259,7 +259,7 @@ fn repeated_sigterms_leave_a_usable_store() {
 }
 
 #[apply(as_root)]
-fn a_saved_and_stopped_run_goes_on_with_the_same_line() {
+fn saved_and_stopped_run_continues_when_rerun() {
     for signal in [Signal::SIGTERM, Signal::SIGUSR2] {
         let place = Place::new();
         let mut run = place.start_python(&ON_REQUEST, COUNT);

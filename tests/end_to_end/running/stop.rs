@@ -30,7 +30,7 @@ fn stopped_run_continues_when_rerun() {
 }
 
 #[apply(as_root)]
-fn a_paused_run_is_stopped_as_it_stands() {
+fn paused_run_is_stopped_in_its_present_state() {
     let place = Place::new();
     let mut run = place.start_ready(&ON_REQUEST);
     assert_eq!(stdout(&place.verb(&["pause"])), "000001\n");

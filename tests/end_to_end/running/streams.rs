@@ -150,7 +150,7 @@ fn file_input_continues_under_another_supervisor() {
 }
 
 #[apply(as_root)]
-fn another_file_as_input_goes_on_with_what_comes_and_says_so() {
+fn different_input_file_continues_with_a_warning() {
     let place = Place::new();
     fs::write(place.file("one"), "1\n2\n").unwrap();
     fs::write(place.file("other"), "3\n").unwrap();

@@ -28,7 +28,7 @@ fn directory_environment_umask_limits_and_cgroup_are_kept() {
 }
 
 #[apply(as_root)]
-fn the_job_is_told_its_store_and_not_what_systemd_says_to_us() {
+fn job_gets_its_store_but_no_systemd_variables() {
     let place = Place::new();
     let output = place
         .command(&["-q", "--", "env"])

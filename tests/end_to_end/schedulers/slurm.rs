@@ -119,7 +119,7 @@ fn here_and_there(cluster: &Cluster<'_>, id: &str) -> (&'static str, &'static st
 }
 
 #[apply(as_root)]
-fn a_job_whose_node_is_taken_goes_on_on_another() {
+fn job_of_a_preempted_node_continues_on_another() {
     let place = Place::new();
     let Some(cluster) = Cluster::start(&place, 2) else {
         return;
@@ -135,7 +135,7 @@ fn a_job_whose_node_is_taken_goes_on_on_another() {
 }
 
 #[apply(as_root)]
-fn a_job_whose_node_dies_goes_on_on_another() {
+fn job_of_a_failed_node_continues_on_another() {
     let place = Place::new();
     let Some(cluster) = Cluster::start(&place, 2) else {
         return;

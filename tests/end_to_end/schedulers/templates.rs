@@ -117,7 +117,7 @@ fn checked(program: &str, arguments: &[&str], file: &Path) {
 }
 
 #[test]
-fn what_is_printed_is_what_lies_in_the_config_folder() {
+fn printed_templates_equal_the_config_folder() {
     let place = Place::new();
     let names = [
         "ckpt-run.service",
@@ -176,7 +176,7 @@ fn bash_understands_the_batch_scripts() {
 }
 
 #[apply(as_root)]
-fn slurm_saves_before_the_time_limit_requeues_and_goes_on() {
+fn slurm_saves_before_the_time_limit_and_requeues() {
     let place = Place::new();
     fs::write(place.file("job.sbatch"), filled(&place, "slurm")).unwrap();
     let mut run = batch(&place);

@@ -330,7 +330,7 @@ print("done", flush=True)
 
 /// Connections of a server that does not set `SO_REUSEADDR`; their remains prevent a bind to the address.
 #[apply(as_root)]
-fn a_server_comes_back_though_clients_keep_their_connections() {
+fn server_is_restored_despite_open_client_connections() {
     let script = r#"
 import os, socket, time
 listening = socket.socket(); listening.bind(("127.0.0.1", 0)); listening.listen()

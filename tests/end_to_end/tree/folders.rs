@@ -31,7 +31,7 @@ fn survives_its_own_tidying(script: &str) {
 }
 
 #[apply(as_root)]
-fn a_listener_of_multiprocessing_comes_back_with_its_folder() {
+fn multiprocessing_listener_is_restored_with_its_folder() {
     survives_its_own_tidying(
         r#"
 from multiprocessing import Process, util
@@ -54,7 +54,7 @@ worker.kill()
 }
 
 #[apply(as_root)]
-fn all_that_an_image_needs_in_a_temporary_folder_comes_back() {
+fn files_in_a_temporary_folder_are_restored() {
     survives_its_own_tidying(
         r#"
 import tempfile

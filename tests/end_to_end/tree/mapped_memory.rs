@@ -108,7 +108,7 @@ fn named_shared_memory_and_semaphores_survive() {
 }
 
 #[apply(as_root)]
-fn named_shared_memory_that_vanished_with_a_reboot_is_made_anew() {
+fn named_shared_memory_lost_in_a_reboot_is_recreated() {
     let _turn = take_turns();
     let survival = Survival::begin(NAMED);
     survival

@@ -63,7 +63,7 @@ fn start_beside(place: &Place, point: &str, script: &str) -> Run {
 }
 
 #[apply(as_root)]
-fn the_machine_unmounts_what_the_job_does_not_use() {
+fn machine_can_unmount_filesystems_unused_by_the_job() {
     let place = Place::new();
     let script = "import os, time\nopen('below/file', 'w').close()\nprint('ready', flush=True)\n\
                   while not os.path.exists('go'): time.sleep(0.02)\n";

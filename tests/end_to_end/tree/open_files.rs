@@ -46,7 +46,7 @@ for i in steps():
 }
 
 #[apply(as_root)]
-fn pipes_keep_what_is_in_flight() {
+fn pipes_keep_data_in_flight() {
     survives(
         r#"
 plain, loose = os.pipe(), os.pipe2(os.O_NONBLOCK)
@@ -66,7 +66,7 @@ while data := os.read(loose[0], 4096): note(data)
 }
 
 #[apply(as_root)]
-fn named_pipes_keep_what_is_in_flight() {
+fn named_pipes_keep_data_in_flight() {
     survives(
         r#"
 os.mkfifo("fifo")
@@ -189,7 +189,7 @@ fn survives_names(make: impl Fn(&Place, &Path)) -> Place {
 }
 
 #[apply(as_root)]
-fn links_of_somebody_else_s_criu_are_in_nobody_s_way_and_stay() {
+fn links_of_a_foreign_criu_stay_and_do_no_harm() {
     let place = survives_names(|_, name| fs::write(name, "another's").unwrap());
     for number in 0..NUMBERS {
         assert_eq!(place.text(&format!("link_remap.{number}")), "another's");
@@ -225,7 +225,7 @@ if __name__ == "__main__":
 
 /// All have semaphores in `/dev/shm`, and CRIU gives them the same names there.
 #[apply(as_root)]
-fn jobs_that_are_snapshotted_and_killed_at_once_all_come_back() {
+fn concurrently_killed_jobs_are_all_restored() {
     let jobs: Vec<(Place, Run)> = (0..4)
         .map(|_| {
             let place = Place::new();
@@ -264,7 +264,7 @@ fn jobs_that_are_snapshotted_and_killed_at_once_all_come_back() {
 }
 
 #[apply(as_root)]
-fn a_snapshot_that_waits_for_another_job_says_so() {
+fn snapshot_waiting_for_another_job_is_reported() {
     let place = Place::new();
     let mut run = place.start_python(&ON_REQUEST, SEMAPHORES);
     place.wait_for("out", "5\n");

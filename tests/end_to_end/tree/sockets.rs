@@ -7,7 +7,7 @@ use super::survival::survives;
 use crate::harness::{ON_REQUEST, Place, Run, apply, as_root};
 
 #[apply(as_root)]
-fn unix_sockets_keep_what_is_in_flight() {
+fn unix_sockets_keep_data_in_flight() {
     survives(
         r#"
 pair = socket.socketpair()

@@ -73,7 +73,7 @@ fn a_user_that_is_none_is_refused_before_anything_is_made() {
 }
 
 #[apply(as_root)]
-fn the_users_job_comes_back_as_the_user() {
+fn job_of_another_user_is_restored_as_that_user() {
     let place = place();
     let script =
         "echo ready; while ! [ -e go ]; do sleep 0.05; done; id -u; echo again > /dev/stdout";

@@ -8,7 +8,7 @@ use super::screen::{COUNT, Screen, at_terminal};
 use crate::harness::{Place, apply, as_root};
 
 #[apply(as_root)]
-fn after_a_normal_end_the_modes_are_what_they_were() {
+fn terminal_modes_are_restored_after_a_normal_end() {
     let place = Place::new();
     let screen = Screen::new(24, 80);
     let mut run = screen.start(&place, &["--", "sh", "-c", "echo ready; read line"]);
@@ -20,7 +20,7 @@ fn after_a_normal_end_the_modes_are_what_they_were() {
 }
 
 #[apply(as_root)]
-fn after_a_crash_that_gives_up_the_modes_are_what_they_were() {
+fn terminal_modes_are_restored_after_a_final_crash() {
     let place = Place::new();
     let screen = Screen::new(24, 80);
     let script = "echo ready; read line; kill -KILL $$";
@@ -34,7 +34,7 @@ fn after_a_crash_that_gives_up_the_modes_are_what_they_were() {
 }
 
 #[apply(as_root)]
-fn after_sigterm_the_modes_are_what_they_were() {
+fn terminal_modes_are_restored_after_sigterm() {
     let (_place, screen, mut run) = at_terminal(COUNT, "count 3");
     run.signal(Signal::SIGTERM);
     assert_eq!(run.wait(), 75, "{}", screen.text());

@@ -86,7 +86,7 @@ while True:
 }
 
 #[apply(as_root)]
-fn a_killed_run_goes_on_at_another_terminal_and_with_none() {
+fn killed_run_continues_at_another_terminal_or_none() {
     let place = Place::new();
     let first = Screen::new(24, 80);
     fs::write(place.file("job.py"), COUNT).unwrap();
@@ -143,7 +143,7 @@ fn a_job_without_a_terminal_is_restored_without_one() {
 }
 
 #[apply(as_root)]
-fn what_is_typed_after_a_restore_is_heard() {
+fn input_after_a_restore_arrives() {
     let (place, screen, mut run) = at_terminal(ECHO, "ready");
     screen.types("one\r");
     screen.wait_for("heard one");

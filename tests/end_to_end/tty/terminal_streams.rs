@@ -48,7 +48,7 @@ fn a_change_of_the_window_arrives() {
 }
 
 #[apply(as_root)]
-fn what_is_redirected_stays_as_it_is() {
+fn redirected_streams_are_not_changed() {
     // With stdin or stdout elsewhere there is no terminal at all; with stderr elsewhere, only that is separate.
     for (number, expected) in [
         (0, "ttys False False False"),
@@ -83,7 +83,7 @@ fn what_is_redirected_stays_as_it_is() {
 }
 
 #[apply(as_root)]
-fn a_terminal_can_be_had_or_refused_whatever_ours_is() {
+fn terminal_options_override_the_callers_streams() {
     let place = Place::new();
     let output = place.verb(&["--tty", "--", "python3", "-c", WHICH]);
     assert!(output.status.success());

@@ -88,7 +88,7 @@ fn repeated_noise_is_found_though_its_bytes_are_even() {
 }
 
 #[test]
-fn what_is_shorter_than_a_frame_stays_as_it_is() {
+fn data_shorter_than_a_frame_stay_raw() {
     for len in 0..16 {
         assert_eq!(stored(&noise(1, len)), (Codec::Raw, len));
         assert_eq!(stored(&vec![b'a'; len]), (Codec::Raw, len));

@@ -66,7 +66,7 @@ fn every_flipped_bit_and_every_missing_byte_is_noticed() {
 }
 
 #[test]
-fn a_newer_manifest_is_read_if_it_says_that_it_can_be() {
+fn compatible_newer_manifest_is_read() {
     let readable = reseal(|bytes| bytes[8] = 9);
     assert_eq!(read(&readable).unwrap().format, 9);
     let unreadable = reseal(|bytes| bytes[12] = 9);

@@ -78,7 +78,7 @@ fn a_creation_that_was_cut_short_is_finished() {
 }
 
 #[test]
-fn a_store_with_images_that_lost_its_format_is_not_made_anew() {
+fn store_that_lost_its_format_is_not_recreated() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("store");
     let key = |byte: u8| Key::from_bytes(&[byte; 32]);
@@ -106,7 +106,7 @@ fn a_store_with_images_that_lost_its_format_is_not_made_anew() {
 }
 
 #[test]
-fn a_missing_or_damaged_store_says_so() {
+fn missing_or_damaged_store_is_reported() {
     let folder = tempfile::tempdir().unwrap();
     let missing = Store::open(&folder.path().join("none"));
     assert!(matches!(missing, Err(OpenError::Missing { .. })));

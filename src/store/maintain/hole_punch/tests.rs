@@ -80,7 +80,7 @@ fn dead_space_inside_remaining_packs_is_freed() {
 }
 
 #[test]
-fn prune_says_before_what_it_then_gives_back() {
+fn prune_announces_exactly_what_it_frees() {
     let (folder, store) = temporary_store();
     if !can_punch(folder.path()) {
         return;

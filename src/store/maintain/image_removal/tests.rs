@@ -36,7 +36,7 @@ fn removed(plan: &[Planned]) -> Vec<ImageId> {
 }
 
 #[test]
-fn named_images_go_and_the_space_that_they_had_is_told() {
+fn forget_removes_named_images_and_reports_their_space() {
     let (_folder, store, lock) = store_with(3);
     let plan = store.plan_named(&[id(2), id(1), id(2)], &any).unwrap();
     assert_eq!(removed(&plan), [id(1), id(2)]);
@@ -128,7 +128,7 @@ fn newest_good_image_of_the_run_stays_despite_newer_ones() {
 }
 
 #[test]
-fn dead_space_in_packs_that_stay_is_gained_and_told_exactly() {
+fn freed_dead_space_is_reported_exactly() {
     let (_folder, store) = temporary_store();
     let lock = store.lock().unwrap();
     let shared = noise(1, CHUNK_BYTES);
@@ -183,7 +183,7 @@ fn removing_the_last_unreadable_image_frees_its_packs() {
 }
 
 #[test]
-fn where_holes_cannot_be_told_whole_packs_are_gained() {
+fn without_known_holes_only_whole_packs_are_freed() {
     let (_folder, store, _lock) = store_with(3);
     let file = store.manifest_file(id(1));
     let mut bytes = fs::read(&file).unwrap();

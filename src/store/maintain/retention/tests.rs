@@ -134,7 +134,7 @@ fn days_are_those_of_the_local_clock() {
 }
 
 #[test]
-fn a_pinned_image_stays_whatever_the_rules_say() {
+fn pinned_image_stays_despite_the_rules() {
     let mut images = aged(&[30 * DAY, 2, 1]);
     images[0].pin = Pin::Pinned;
     assert_eq!(removed(&images, &NOTHING), [2]);
@@ -170,7 +170,7 @@ fn is_ours(image: &Candidate) -> bool {
 }
 
 #[test]
-fn an_image_of_which_nobody_knows_stays_and_takes_no_place() {
+fn image_of_unknown_condition_stays_and_takes_no_place() {
     let mut images = aged(&[5, 4, 3, 2, 1]);
     images[0].condition = Condition::Unknown;
     images[4].condition = Condition::Unknown;

@@ -118,7 +118,7 @@ fn an_image_of_a_newer_version_and_all_packs_stay() {
 }
 
 #[test]
-fn nothing_is_dropped_for_what_cannot_be_read_for_now() {
+fn temporarily_unreadable_images_are_not_dropped() {
     let (_folder, store) = temporary_store();
     let lock = store.lock().unwrap();
     let [first, second] = twice(&store, &lock, &noise(1, BYTES));
@@ -190,7 +190,7 @@ fn an_image_of_format_1_is_healed_into_one_of_today() {
 }
 
 #[test]
-fn a_lost_image_that_is_pinned_stays_with_what_it_has() {
+fn lost_pinned_image_stays() {
     let (_folder, store, contents) = small_store();
     let lock = store.lock().unwrap();
     let first = store.manifest(id(1)).unwrap();

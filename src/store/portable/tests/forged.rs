@@ -226,7 +226,7 @@ fn encryption_that_is_removed_or_claimed_is_refused() {
 }
 
 #[test]
-fn other_files_and_other_versions_are_called_what_they_are() {
+fn foreign_files_and_other_versions_are_named() {
     let (_folder, store) = temporary_store();
     for other in [&b""[..], b"C", b"\x7fELF", &[0; 500], &[0; 5000]] {
         let error = assert_refused(&store, other, None, "another file");

@@ -106,7 +106,7 @@ fn an_image_goes_through_a_file_with_its_bytes_its_meta_data_and_its_time() {
 }
 
 #[test]
-fn what_was_encrypted_stays_so_on_its_way() {
+fn encrypted_images_stay_encrypted_in_an_export() {
     let (_folder, store) = encrypted_store(&key(1));
     let source = write(&store);
     let file = export(&store, source.id, Form::AsStored);
@@ -259,7 +259,7 @@ fn a_damaged_image_is_not_exported() {
 }
 
 #[test]
-fn an_image_that_is_removed_meanwhile_is_said_to_be_gone() {
+fn image_removed_meanwhile_is_reported() {
     let (_folder, store) = temporary_store();
     let missing = store.export_image(ImageId::FIRST, Form::AsStored, &[], &mut Vec::new(), &never);
     assert!(

@@ -34,7 +34,7 @@ fn a_crash_while_images_are_forgotten_and_holes_are_punched() {
 }
 
 #[test]
-fn a_crash_while_another_finishes_what_a_killed_pruner_began() {
+fn crash_while_completing_a_killed_prune() {
     check(three_images, prune);
 }
 
