@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::event::Suspect;
 use super::stage::{Reply, UnpauseReply};
 use crate::restore::restore_image::Restored;
 use crate::run::image_facts::Trigger;
@@ -9,7 +10,6 @@ use crate::snapshot::paused::StillPaused;
 use crate::snapshot::take_snapshot::Afterwards;
 use crate::store::ImageId;
 use crate::supervisor::error::RunError;
-use crate::supervisor::hang::detector::Finding;
 use crate::supervisor::notice::Notice;
 
 /// One action. Those that produce a result name the event that reports it.
@@ -46,7 +46,7 @@ pub(crate) enum Action {
     /// Release what was prepared.
     DismissStandby,
     /// Record the stacks of the job: `Diagnosed`.
-    Diagnose(Finding),
+    Diagnose(Suspect),
     /// Search for signs of a hang anew.
     WatchAnew,
     /// Stop the supervisor as the terminal requested, and the job if there is one: `Continued`.

@@ -78,8 +78,8 @@ pub(crate) enum Event {
     Drained,
     /// The job gave no sign of life for too long.
     Suspected(Suspect),
-    /// The stacks of the suspected job are in this log, if it could be written.
-    Diagnosed(Option<PathBuf>),
+    /// The stacks of this suspected job are in this log, if it could be written.
+    Diagnosed(Suspect, Option<PathBuf>),
     /// The supervisor was stopped for this time, and the job with it.
     Continued(Duration),
     /// A timer expired.
@@ -112,7 +112,7 @@ pub(crate) struct Refusal {
 }
 
 /// A job that may hang.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Suspect {
     pub finding: Finding,
     /// Computing time after which the job gave no sign of life.

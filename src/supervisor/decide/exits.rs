@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::action::Action;
-use super::machine::Machine;
 use super::stage::{AfterEnd, AfterWait, Ending, Pause, Running, Stage};
+use super::state_machine::Machine;
 use crate::run::exit_code::SAVED;
 use crate::run::run_state::Progress;
 use crate::sandbox::{Ended, SandboxError};
@@ -57,7 +57,10 @@ impl Machine {
     pub(super) fn end_job(&mut self, then: AfterEnd) {
         self.prepare_restore(then);
         let (gone, at_work) = match &self.stage {
-            Stage::Running(running) => (running.gone, false),
+            Stage::Running(running) => {
+                let at_work = matches!(running.pause, Some(Pause::Ending(_)));
+                (running.gone, at_work)
+            }
             Stage::Starting => (false, false),
             Stage::Restoring(restoring) => (restoring.gone, restoring.at_work),
             // A job that has ended by itself stays what it is.
@@ -79,12 +82,11 @@ impl Machine {
             at_work,
         });
         let last = std::mem::replace(&mut self.stage, next);
-        if let Stage::Running(Running {
-            pause: Some(Pause::Paused(_)),
-            ..
-        }) = last
-        {
-            self.act(Action::AbandonPause);
+        if let Stage::Running(Running { busy, pause, .. }) = last {
+            self.requeue(busy);
+            if let Some(Pause::Paused(_)) = pause {
+                self.act(Action::AbandonPause);
+            }
         }
         if !gone {
             self.act(Action::Kill);
@@ -118,7 +120,7 @@ impl Machine {
         }
     }
 
-    /// Delivers the output once every process is gone and no restore changes the streams any more.
+    /// Delivers the output once every process is gone and no thread works on the job any more.
     pub(super) fn drain_when_quiet(&mut self) {
         if let Stage::Ending(Ending {
             gone: true,
@@ -127,6 +129,14 @@ impl Machine {
         }) = self.stage
         {
             self.act(Action::Drain);
+        }
+    }
+
+    /// Notes that the thread that worked on the dead job has ended.
+    pub(super) fn work_ended(&mut self) {
+        if let Stage::Ending(ending) = &mut self.stage {
+            ending.at_work = false;
+            self.drain_when_quiet();
         }
     }
 
@@ -174,6 +184,8 @@ impl Machine {
             Decision::Restore { skip_newest, .. } if paused => {
                 self.notify(Notice::PausedJobCrashed(status));
                 self.wait(None, AfterWait::Restore { skip_newest });
+                // A request may have arrived while the job ended.
+                self.snapshot_when_idle();
             }
             Decision::Restore { skip_newest, delay } => {
                 self.notify(Notice::RestoreDue(status, delay));

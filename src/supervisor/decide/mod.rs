@@ -3,18 +3,24 @@
 //! ```text
 //! Event, Now ──▶ Machine::on ──▶ Vec<Action>
 //! ```
-//! [`machine`] has the state and the table of events; each other file decides about one family of events. An action is
+//! [`state_machine`] has the state and the table of events; each other file decides about one family of events. An action is
 //! carried out by `effects`, which reports its result as another event. Tests drive the machine with random events.
 
 pub(super) mod action;
 pub(super) mod event;
 mod exits;
-pub(super) mod machine;
 mod pauses;
 mod restorable_images;
 mod restores;
 pub(super) mod snapshot_timer;
 mod snapshots;
 pub(super) mod stage;
+pub(super) mod state_machine;
 mod stops;
 mod suspicion;
+#[cfg(test)]
+mod tests;
+#[cfg(test)]
+mod world;
+#[cfg(test)]
+mod world_steps;

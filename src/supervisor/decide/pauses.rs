@@ -4,32 +4,39 @@ use std::time::Duration;
 
 use super::action::Action;
 use super::event::Refusal;
-use super::machine::Machine;
 use super::stage::{AfterEnd, Pause, Running, Stage, UnpauseReply};
+use super::state_machine::Machine;
 use crate::run::exit_code::SAVED;
 use crate::run::run_state::Progress;
 use crate::snapshot::paused::StillPaused;
 use crate::snapshot::take_snapshot::Afterwards;
-use crate::store::ImageId;
 use crate::supervisor::notice::Notice;
 
+/// Answer to a request for a snapshot of a killed job.
+const NO_IMAGE: &str =
+    "cannot take a snapshot: the paused job was killed, and no image of it is left";
+
 impl Machine {
-    /// Returns the image that the job is paused at.
-    pub(super) fn paused_image(&self) -> Option<ImageId> {
-        match &self.stage {
-            Stage::Running(running) => running.pause.map(Pause::image),
-            Stage::Waiting { until: None, .. } => self.newest(),
-            _ => None,
-        }
+    /// Returns true if the job is paused, or was killed while it was paused.
+    pub(super) fn is_paused(&self) -> bool {
+        matches!(
+            self.stage,
+            Stage::Running(Running { pause: Some(_), .. }) | Stage::Waiting { until: None, .. }
+        )
     }
 
     /// Answers requests to a paused job: the newest image is the job in its present state.
-    pub(super) fn answer_paused(&mut self, image: ImageId) {
+    pub(super) fn answer_paused(&mut self) {
         let Some(wanted) = self.requests.snapshot.take() else {
             return;
         };
+        let image = match &self.stage {
+            Stage::Running(running) => running.pause.map(Pause::image),
+            _ => self.newest(),
+        };
         for reply in wanted.replies {
-            self.act(Action::AnswerSnapshot(reply, Ok(image)));
+            let answer = image.ok_or_else(|| NO_IMAGE.to_owned());
+            self.act(Action::AnswerSnapshot(reply, answer));
         }
         if wanted.afterwards == Afterwards::Stop {
             self.end_job(AfterEnd::Exit(SAVED, Progress::Saved));
@@ -85,19 +92,11 @@ impl Machine {
 
     /// Handles the end of an attempt to continue the paused job.
     pub(super) fn unpaused(&mut self, result: Result<Duration, Refusal>) {
-        let Stage::Running(Running {
-            pause: pause @ Some(Pause::Ending(_)),
-            ..
-        }) = &mut self.stage
-        else {
-            // The job was killed meanwhile; another one may run.
+        let Stage::Running(Running { pause, .. }) = &mut self.stage else {
             self.act(Action::AbandonPause);
-            if !matches!(self.stage, Stage::Restoring(_) | Stage::Waiting { .. }) {
-                self.answer_unpause(Err(StillPaused::Failed(
-                    "it was killed meanwhile".to_owned(),
-                )));
-            }
-            return;
+            let why = "it was killed meanwhile".to_owned();
+            self.answer_unpause(Err(StillPaused::Failed(why)));
+            return self.work_ended();
         };
         let image = pause.take().map(Pause::image);
         match result {

@@ -1,6 +1,6 @@
 //! Images from which the run can continue.
 
-use super::machine::Machine;
+use super::state_machine::Machine;
 use crate::store::{ImageEntry, ImageId};
 use crate::supervisor::error::RunError;
 use crate::supervisor::notice::Notice;

@@ -12,14 +12,15 @@
 use std::collections::BTreeSet;
 
 use super::action::Action;
-use super::machine::Machine;
 use super::stage::{AfterEnd, AfterWait, Ending, Restoring, Running, Stage};
+use super::state_machine::Machine;
 use crate::config::WithoutImage;
 use crate::job::RewindError;
 use crate::restore::error::RestoreError;
 use crate::restore::restore_image::Restored;
 use crate::run::format::chain;
 use crate::sandbox::Ended;
+use crate::snapshot::paused::StillPaused;
 use crate::store::ImageId;
 use crate::supervisor::error::RunError;
 use crate::supervisor::notice::{AfterFailure, Notice};
@@ -66,6 +67,8 @@ impl Machine {
     /// Starts the job from the beginning.
     pub(super) fn start(&mut self) {
         self.attempts.restored_from = None;
+        let why = "no image of it could be restored, and it begins anew".to_owned();
+        self.answer_unpause(Err(StillPaused::Failed(why)));
         self.stage = Stage::Starting;
         self.act(Action::Start);
     }
@@ -208,18 +211,14 @@ impl Machine {
                             gone,
                             at_work: false,
                         });
-                        self.act(Action::Kill);
+                        if !gone {
+                            self.act(Action::Kill);
+                        }
                         self.drain_when_quiet();
                     }
                 }
             }
-            Stage::Ending(ending) => {
-                let waited = std::mem::take(&mut ending.at_work);
-                if waited {
-                    self.drain_when_quiet();
-                }
-            }
-            _ => {}
+            _ => self.work_ended(),
         }
     }
 

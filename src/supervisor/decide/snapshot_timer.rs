@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::machine::Machine;
+use super::state_machine::Machine;
 use crate::config::{self, Interval};
 use crate::run::image_facts::ImageFacts;
 use crate::run::run_state::RunState;

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use super::action::{Action, SnapshotOrder};
 use super::event::SnapshotEnd;
-use super::machine::Machine;
 use super::stage::{AfterEnd, Pause, Reply, Running, Snapshotting, Stage, Wanted};
+use super::state_machine::Machine;
 use crate::run::exit_code::SAVED;
 use crate::run::format::chain;
 use crate::run::image_facts::Trigger;
@@ -35,8 +35,8 @@ impl Machine {
     /// Begins the requested snapshot if the job runs and no other is taken. A request to a paused job is answered at
     /// once.
     pub(super) fn snapshot_when_idle(&mut self) {
-        if let Some(image) = self.paused_image() {
-            return self.answer_paused(image);
+        if self.is_paused() {
+            return self.answer_paused();
         }
         // A debugger may be at work in the job.
         if self.is_being_diagnosed() {
@@ -46,10 +46,7 @@ impl Machine {
         let Stage::Running(running) = &mut self.stage else {
             return;
         };
-        let may_begin = running.busy.is_none()
-            && running.is_whole()
-            && !running.killed
-            && running.leaving_for(now.monotonic).is_none();
+        let may_begin = running.may_begin_snapshot(now.monotonic);
         let Some(wanted) = self.requests.snapshot.take_if(|_| may_begin) else {
             return;
         };
@@ -71,8 +68,22 @@ impl Machine {
         let now = self.now.monotonic();
         if let Stage::Running(running) = &mut self.stage {
             running.leaving = Some(now);
-            self.requests.snapshot = running.busy.take().map(|busy| busy.wanted);
+            let busy = running.busy.take();
+            self.requeue(busy);
         }
+    }
+
+    /// Returns the request of a snapshot that will not end to the queue. The end of the run closes the connections of
+    /// clients that still wait.
+    pub(super) fn requeue(&mut self, busy: Option<Snapshotting>) {
+        let Some(Snapshotting { mut wanted, .. }) = busy else {
+            return;
+        };
+        let later = self.requests.snapshot.take();
+        wanted
+            .replies
+            .extend(later.into_iter().flat_map(|later| later.replies));
+        self.requests.snapshot = Some(wanted);
     }
 
     /// Notes that the job computes again after this freeze.

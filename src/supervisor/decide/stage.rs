@@ -83,6 +83,11 @@ impl Running {
         (!left.is_zero()).then_some(left)
     }
 
+    /// Returns true if the job's processes permit a snapshot, as far as the supervisor knows.
+    pub fn may_begin_snapshot(&self, now: Instant) -> bool {
+        self.busy.is_none() && self.is_whole() && !self.killed && self.leaving_for(now).is_none()
+    }
+
     /// Returns true if no part of the job has exited, as far as the supervisor knows.
     pub fn is_whole(&self) -> bool {
         self.ended.is_none() && !self.gone
@@ -124,7 +129,7 @@ pub(crate) struct Ending {
     pub then: AfterEnd,
     /// True once every process is gone.
     pub gone: bool,
-    /// True while a restore's thread still changes files and streams.
+    /// True while the thread of a restore changes files and streams, or that of a pause resumes GPU state.
     pub at_work: bool,
 }
 

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::action::Action;
-use super::machine::Machine;
 use super::stage::{AfterEnd, Ending, Pause, Reply, Running, Stage};
+use super::state_machine::Machine;
 use crate::run::exit_code::{SAVED, TERMINATED};
 use crate::run::format::chain;
 use crate::run::image_facts::Trigger;

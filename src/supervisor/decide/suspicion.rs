@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use super::action::Action;
 use super::event::Suspect;
-use super::machine::Machine;
 use super::stage::{Running, Stage};
+use super::state_machine::Machine;
 use crate::config::HangAction;
 use crate::store::ImageId;
 use crate::supervisor::notice::Notice;
@@ -67,9 +67,10 @@ impl Machine {
         }
     }
 
-    pub(super) fn diagnosed(&mut self, log: Option<PathBuf>) {
-        if let Suspicion::Diagnosing(suspect) = self.hang.suspicion {
-            self.hang.suspicion = Suspicion::Verdict(suspect, log);
+    /// Handles the end of a diagnosis. That of a job that has been restored since means nothing.
+    pub(super) fn diagnosed(&mut self, of: Suspect, log: Option<PathBuf>) {
+        if matches!(self.hang.suspicion, Suspicion::Diagnosing(suspect) if suspect == of) {
+            self.hang.suspicion = Suspicion::Verdict(of, log);
         }
     }
 
@@ -118,7 +119,7 @@ impl Machine {
             }
             Suspicion::Found(suspect) if may_follow => {
                 self.hang.suspicion = Suspicion::Diagnosing(suspect);
-                return self.act(Action::Diagnose(suspect.finding));
+                return self.act(Action::Diagnose(suspect));
             }
             Suspicion::Verdict(suspect, log) if may_follow => self.hangs(suspect, log),
             Suspicion::Found(_) | Suspicion::Verdict(..) => {

@@ -4,7 +4,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::acts::{Effects, Outcome, Processes};
+use super::perform::{Effects, Outcome, Processes};
 use crate::config;
 use crate::cuda;
 use crate::job::InputMark;

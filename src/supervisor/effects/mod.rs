@@ -2,8 +2,8 @@
 //!
 //! Blocking work runs on threads of its own, which report their results as messages to the loop.
 
-pub(super) mod acts;
 mod job_start;
 mod meter;
+pub(super) mod perform;
 pub(super) mod signals;
 mod threads;

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use super::acts::{Effects, Outcome, Processes};
 use super::meter;
+use super::perform::{Effects, Outcome, Processes};
 use crate::restore::error::RestoreError;
 use crate::restore::restore_image;
 use crate::run::format::chain;
@@ -18,9 +18,8 @@ use crate::snapshot::paused::Refused;
 use crate::snapshot::take_snapshot::{self, Subject};
 use crate::store::ImageId;
 use crate::supervisor::decide::action::SnapshotOrder;
-use crate::supervisor::decide::event::{Event, Refusal, SnapshotEnd};
+use crate::supervisor::decide::event::{Event, Refusal, SnapshotEnd, Suspect};
 use crate::supervisor::error::{RunError, system};
-use crate::supervisor::hang::detector::Finding;
 use crate::supervisor::hang::stack_report;
 use crate::supervisor::hooks::before_snapshot::BeforeSnapshot;
 use crate::supervisor::inbox::Message;
@@ -156,25 +155,25 @@ impl Effects {
     }
 
     /// Records the stacks of the job on a thread.
-    pub(super) fn diagnose(&mut self, finding: Finding) -> Outcome {
+    pub(super) fn diagnose(&mut self, suspect: Suspect) -> Outcome {
         let Some(job) = self.job().map(Arc::clone) else {
-            return Outcome::Event(Event::Diagnosed(None));
+            return Outcome::Event(Event::Diagnosed(suspect, None));
         };
         let (context, inbox) = (Arc::clone(&self.context), self.inbox.clone());
         let work = move || {
-            let write = || stack_report::write(&context, &job, &finding.to_string());
+            let write = || stack_report::write(&context, &job, &suspect.finding.to_string());
             let panicked = || Err(io::Error::other("a mistake in ckpt-run, please report it"));
             let log = catch_unwind(AssertUnwindSafe(write)).unwrap_or_else(|_| panicked());
             if let Err(error) = &log {
                 tracing::warn!("cannot log what the job does: {}", chain(error));
             }
             // The loop ends with the run only.
-            let _ = inbox.blocking_send(Message::Event(Event::Diagnosed(log.ok())));
+            let _ = inbox.blocking_send(Message::Event(Event::Diagnosed(suspect, log.ok())));
         };
         let thread = thread::Builder::new().name("diagnosis".to_owned());
         if let Err(error) = thread.spawn(work) {
             tracing::warn!(%error, "cannot log what the job does");
-            return Outcome::Event(Event::Diagnosed(None));
+            return Outcome::Event(Event::Diagnosed(suspect, None));
         }
         Outcome::None
     }

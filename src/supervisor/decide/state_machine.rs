@@ -122,7 +122,7 @@ impl Machine {
             Event::Unpaused(result) => self.unpaused(result),
             Event::Drained => self.all_gone(),
             Event::Suspected(suspect) => self.suspected(suspect),
-            Event::Diagnosed(log) => self.diagnosed(log),
+            Event::Diagnosed(suspect, log) => self.diagnosed(suspect, log),
             Event::Continued(stopped) => self.continued(stopped),
             Event::Timer(timer) => self.timer_expired(timer),
         }
@@ -182,8 +182,8 @@ impl Machine {
         match &self.stage {
             Stage::Running(running) if running.ended.is_none() => {
                 leaving = running.leaving_for(now.monotonic);
-                let idle = running.busy.is_none() && running.pause.is_none() && leaving.is_none();
-                if idle && !self.is_suspect() {
+                let idle = running.may_begin_snapshot(now.monotonic) && running.pause.is_none();
+                if idle && self.requests.snapshot.is_none() && !self.is_suspect() {
                     schedule = self.timer.wait(now);
                 }
             }

@@ -118,7 +118,7 @@ impl Effects {
             Action::Drain => self.drain()?,
             Action::PrepareStandby(image) => self.standby.prepare(&self.context, image),
             Action::DismissStandby => self.standby.dismiss(),
-            Action::Diagnose(finding) => return Ok(self.diagnose(finding)),
+            Action::Diagnose(suspect) => return Ok(self.diagnose(suspect)),
             Action::StopSelf { with_job } => return Ok(Outcome::Event(self.stop_self(with_job))),
             Action::AttachTerminal => self.attach_terminal(),
             Action::ResizeTerminal => locked(&self.streams).resize(),

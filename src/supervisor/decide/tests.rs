@@ -1,0 +1,198 @@
+//! Properties of the machine, under random events.
+
+use std::cell::Cell;
+use std::time::Duration;
+
+use nix::sys::signal::Signal as Number;
+use proptest::prelude::*;
+use proptest::sample::select;
+use proptest::test_runner::{Config as Cases, TestRunner};
+
+use super::event::Signal;
+use super::stage::Beginning;
+use super::world::{Ending, World};
+use crate::config::{Config, HangAction, Interval, RestartLimit, RestartPolicy, WithoutImage};
+use crate::snapshot::take_snapshot::Afterwards;
+
+/// Number of cases, and limit on the steps of each: more than [`EVENTS_MIN`] events together.
+const CASES: u32 = 2000;
+const STEPS: usize = 1000;
+const EVENTS_MIN: u64 = 100_000;
+
+/// A step of the world.
+#[derive(Clone, Debug)]
+enum Step {
+    Pass(Duration),
+    Signal(Signal),
+    Interrupt,
+    Request(Afterwards),
+    Unpause,
+    ExitJob(i32),
+    KillSandbox,
+    Report,
+    Suspect(Duration),
+    LateDiagnosis,
+    Release,
+    End(usize, Ending),
+    Forget,
+    Store(bool),
+}
+
+/// Makes a step of a random number: cheaper than a strategy for each step. The first steps are the simplest.
+fn step(random: u32) -> Step {
+    let choice = random >> 8;
+    let pick = |count: u32| choice as usize % count as usize;
+    let times = [1, 100, 1000, 5000, 31_000, 400_000];
+    let signals = [
+        Signal::Snapshot,
+        Signal::SaveAndStop,
+        Signal::Forward(Number::SIGINT),
+        Signal::Suspend,
+        Signal::Continue,
+        Signal::Resize,
+        Signal::Terminate,
+    ];
+    let afterwards = [Afterwards::Continue, Afterwards::Pause, Afterwards::Stop];
+    let endings = [
+        Ending::Success,
+        Ending::Success,
+        Ending::Passing,
+        Ending::Lasting,
+        Ending::Lost,
+    ];
+    match random % 64 {
+        0..8 => Step::Pass(Duration::from_millis(times[pick(6)])),
+        8..20 => Step::Report,
+        20..44 => Step::End(choice as usize / 5, endings[pick(5)]),
+        44..48 => Step::Request(afterwards[pick(2)]),
+        48..51 => Step::Unpause,
+        51..54 => Step::Release,
+        54..56 => Step::ExitJob(1),
+        56 => Step::KillSandbox,
+        57..59 => Step::Suspect(Duration::from_secs(u64::from(choice) % 3)),
+        59 => Step::LateDiagnosis,
+        60 => Step::Forget,
+        61 => Step::Store(!choice.is_multiple_of(5)),
+        62 => match choice % 4 {
+            0 => Step::ExitJob(0),
+            1 => Step::Request(afterwards[2]),
+            _ => Step::Interrupt,
+        },
+        _ => Step::Signal(signals[pick(7)]),
+    }
+}
+
+fn settings() -> impl Strategy<Value = Config> {
+    (
+        select(vec![
+            RestartLimit::Auto,
+            RestartLimit::Times(2),
+            RestartLimit::Unlimited,
+            RestartLimit::Unlimited,
+        ]),
+        select(vec![RestartPolicy::OnFailure, RestartPolicy::Always]),
+        select(vec![WithoutImage::Start, WithoutImage::GiveUp]),
+        select(vec![
+            Interval::Auto,
+            Interval::Every(Duration::from_secs(60)),
+            Interval::Never,
+        ]),
+    )
+        .prop_map(|(max, policy, without_image, interval)| {
+            let mut settings = Config::default();
+            settings.restart.max = max;
+            settings.restart.policy = policy;
+            settings.restart.without_image = without_image;
+            settings.snapshot.interval = interval;
+            settings.hang.action = HangAction::Restore;
+            settings
+        })
+}
+
+fn take(world: &mut World, step: &Step) {
+    match step {
+        Step::Pass(time) => world.pass(*time),
+        Step::Signal(signal) => world.signal(*signal),
+        Step::Interrupt => world.interrupt(),
+        Step::Request(afterwards) => world.request_snapshot(*afterwards),
+        Step::Unpause => world.request_unpause(),
+        Step::ExitJob(code) => world.exit_job(*code),
+        Step::KillSandbox => world.kill_sandbox(),
+        Step::Report => world.report(),
+        Step::Suspect(quiet) => world.suspect(*quiet),
+        Step::LateDiagnosis => world.end_late_diagnosis(),
+        Step::Release => world.release(),
+        Step::End(work, ending) => {
+            let works = world.works();
+            if !works.is_empty() {
+                world.end(works[work % works.len()], *ending);
+            }
+        }
+        Step::Forget => world.forget_image(),
+        Step::Store(answers) => world.store_answers = *answers,
+    }
+    // Each restart is carried out within the limit.
+    if let RestartLimit::Times(max) = world.machine.settings.restart.max {
+        assert!(world.machine.attempts.budget.restarts <= max);
+    }
+}
+
+/// Lets everything end that is under way: every client gets its answer.
+fn settle(world: &mut World) {
+    world.store_answers = true;
+    for _ in 0..200 {
+        if world.over || !world.owes_answers() && world.works().is_empty() {
+            return;
+        }
+        world.report();
+        for work in world.works() {
+            world.end(work, Ending::Success);
+        }
+        world.pass(Duration::from_secs(1));
+    }
+    assert!(!world.owes_answers(), "an answer is owed");
+}
+
+#[test]
+fn random_events_break_no_rule() {
+    let events = Cell::new(0);
+    let mut runner = TestRunner::new(Cases {
+        // PROPTEST_CASES asks for more.
+        cases: CASES.max(Cases::default().cases),
+        source_file: Some(file!()),
+        max_shrink_iters: 20_000,
+        ..Cases::default()
+    });
+    let run = (
+        settings(),
+        0_u64..4,
+        any::<bool>(),
+        prop::collection::vec(any::<u32>(), 1..=STEPS),
+    );
+    let result = runner.run(&run, |(settings, images, begun, steps)| {
+        let beginning = if begun {
+            Beginning::Restore
+        } else {
+            Beginning::Start
+        };
+        let begin = || World::new(settings.clone(), beginning, images);
+        let mut world = begin();
+        for step in steps.into_iter().map(step) {
+            if world.over {
+                // The steps that are left are those of another run.
+                events.set(events.get() + world.events);
+                world = begin();
+            }
+            take(&mut world, &step);
+        }
+        settle(&mut world);
+        events.set(events.get() + world.events);
+        Ok(())
+    });
+    if let Err(error) = result {
+        panic!("{error}");
+    }
+    let events = events.get();
+    println!("{events} events");
+    assert!(events >= EVENTS_MIN, "only {events} events");
+}
