@@ -17,10 +17,9 @@ use super::decide::event::{Event, Now, Signal};
 use super::decide::stage::Beginning;
 use super::decide::state_machine::Machine;
 use super::effects::perform::{Effects, Outcome};
-use super::effects::signals;
 use super::error::{RunError, system};
 use super::hang::watchdog::HangWatch;
-use super::inbox::{MESSAGES_MAX, Message};
+use super::inbox::{MESSAGES_MAX, Message, watch_signals};
 use super::notice::Notice;
 use super::observers::fan_out::Observers;
 use super::observers::keyboard;
@@ -75,7 +74,7 @@ impl Supervisor {
         state: RunState,
     ) -> Result<Self, RunError> {
         let (sender, inbox) = channel(MESSAGES_MAX);
-        signals::watch(&sender).map_err(system("watch for signals"))?;
+        watch_signals(&sender).map_err(system("watch for signals"))?;
         let clients = server::listen(context.store.path(), sender.clone())
             .map_err(system("listen on the control socket"))?;
         let random = clock::random().map_err(system("get random bytes"))?;

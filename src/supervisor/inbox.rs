@@ -1,10 +1,14 @@
-//! Messages to the loop. One queue holds them, and the loop is its only consumer.
+//! Messages to the loop, and the arrival of signals. One queue holds the messages, and the loop is its only consumer.
 
+use std::io;
 use std::sync::Arc;
 
+use nix::sys::signal::Signal as Number;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc::Sender;
 use tokio::sync::oneshot;
 
-use super::decide::event::Event;
+use super::decide::event::{Event, Signal};
 use super::hang::detector::Sample;
 use super::hooks::hook_command;
 use super::observers::run_status::Status;
@@ -32,4 +36,45 @@ pub(crate) enum Message {
     HookEnded(hook_command::Ended),
     /// The hook of a snapshot that begins has ended.
     BeforeSnapshotEnded(hook_command::Ended),
+}
+
+const MEANINGS: [(Number, Signal); 9] = [
+    (Number::SIGUSR1, Signal::Snapshot),
+    (Number::SIGUSR2, Signal::SaveAndStop),
+    (Number::SIGTERM, Signal::Terminate),
+    (Number::SIGINT, Signal::Forward(Number::SIGINT)),
+    (Number::SIGQUIT, Signal::Forward(Number::SIGQUIT)),
+    (Number::SIGHUP, Signal::Forward(Number::SIGHUP)),
+    (Number::SIGTSTP, Signal::Suspend),
+    (Number::SIGCONT, Signal::Continue),
+    (Number::SIGWINCH, Signal::Resize),
+];
+
+/// Sends every signal as an event, from now on.
+pub(super) fn watch_signals(inbox: &Sender<Message>) -> io::Result<()> {
+    for (number, meaning) in MEANINGS {
+        // What the caller has ignored for us (nohup, a shell's background job) stays ignored.
+        if is_ignored(number) && matches!(meaning, Signal::Forward(_) | Signal::Suspend) {
+            continue;
+        }
+        let mut arrivals = signal(SignalKind::from_raw(number as i32))?;
+        let inbox = inbox.clone();
+        tokio::spawn(async move {
+            while arrivals.recv().await.is_some() {
+                let event = Event::Signal(meaning);
+                if inbox.send(Message::Event(event)).await.is_err() {
+                    return;
+                }
+            }
+        });
+    }
+    Ok(())
+}
+
+/// Returns true if the caller has set the signal to be ignored.
+pub(crate) fn is_ignored(number: Number) -> bool {
+    let mask = procfs::process::Process::myself()
+        .and_then(|me| me.status())
+        .map(|status| status.sigign);
+    mask.is_ok_and(|mask| mask & (1 << (number as u32 - 1)) != 0)
 }

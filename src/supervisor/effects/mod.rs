@@ -5,5 +5,4 @@
 mod job_start;
 mod meter;
 pub(super) mod perform;
-pub(super) mod signals;
 mod threads;

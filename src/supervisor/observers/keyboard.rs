@@ -15,8 +15,7 @@ use tokio::sync::mpsc::Sender;
 
 use crate::job::CallersTerminal;
 use crate::run::running_job::SharedStreams;
-use crate::supervisor::effects::signals::is_ignored;
-use crate::supervisor::inbox::Message;
+use crate::supervisor::inbox::{Message, is_ignored};
 use crate::sync::locked;
 
 /// Interval of checks for the foreground: a shell that moves a running job there notifies no one.
