@@ -306,7 +306,7 @@ fn a_manifest_under_the_name_of_another_image_is_named() {
     let (_folder, store, contents) = small_store();
     fs::copy(store.manifest_file(id(1)), store.manifest_file(id(2))).unwrap();
     assert_eq!(not_whole(&store, &contents), [id(2)]);
-    assert!(said(&store, id(2)).contains("that of another image"));
+    assert!(said(&store, id(2)).contains("it belongs to another image"));
 }
 
 #[test]

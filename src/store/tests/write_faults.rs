@@ -25,7 +25,7 @@ fn an_abandoned_image_leaves_nothing() {
     drop(writer);
     assert_eq!(packs(&store), [""; 0]);
     let error = stream.write_all(&noise(2, CHUNK_BYTES * 2)).unwrap_err();
-    assert!(error.to_string().contains("given up"), "{error}");
+    assert!(error.to_string().contains("was abandoned"), "{error}");
     drop(stream);
     assert_eq!(image_files(&store), [""; 0]);
     assert_eq!(write_image(&store, &lock, &[]).id.to_string(), "000001");
