@@ -11,7 +11,7 @@ const CLAUSE_OPENERS: [&str; 18] = [
     "When", "Where", "Whether", "Which", "Who", "Why",
 ];
 /// Doc comments in `src/` that begin with such a word.
-const OPENERS_MAX: usize = 80;
+const OPENERS_MAX: usize = 83;
 /// Largest share of doc comments that may ever begin with such a word, percent.
 const OPENERS_MAX_PERCENT: usize = 2;
 /// Longest name of a function, characters.

@@ -35,7 +35,7 @@ pub enum Verdict {
     Pass,
     /// The job cannot be snapshotted or restored, or the restored job differs.
     Fail,
-    /// Nothing is proved: the uninterrupted runs differ, or could not be compared.
+    /// The comparison proves nothing: the uninterrupted runs differ, or could not be compared.
     Inconclusive,
 }
 

@@ -55,7 +55,7 @@ pub struct Options<'a> {
 pub(super) enum End {
     /// The job, or the machine, failed.
     Failed(Failure),
-    /// Nothing is proved.
+    /// The comparison proved nothing.
     Unclear(Failure),
     /// ckpt-run failed.
     Error(RehearsalError),

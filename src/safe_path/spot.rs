@@ -12,7 +12,7 @@ use nix::libc;
 
 use super::way::{OTHERS_WRITE, Way, is_us};
 
-/// Permissions of all users but the owner.
+/// Permissions of users other than the owner.
 const OTHERS: u32 = 0o077;
 
 /// Name in an open folder, unaffected by later changes of the path.
@@ -39,10 +39,10 @@ impl Spot {
         })
     }
 
-    /// Returns the spot of another path. Its folder is opened only if it is another one.
+    /// Returns the spot of another path. The folder is opened only if it differs.
     ///
     /// # Errors
-    /// As [`Spot::of`].
+    /// The same as [`Spot::of`].
     pub fn turned_to(self, path: &Path) -> io::Result<Self> {
         match path.file_name() {
             Some(name) if path.parent() == Some(&self.parent) => Ok(Self {

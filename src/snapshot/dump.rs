@@ -50,11 +50,12 @@ pub(crate) struct Dump<'a> {
     log: OnceLock<Arc<CriuLog>>,
 }
 
-/// The record of what the tasks have open.
+/// Record of the tasks' open files and descriptors.
 enum Looking<T> {
-    /// It is made while CRIU dumps.
+    /// Made while CRIU dumps.
     Now(T),
-    /// It is made when CRIU has dumped: CRIU makes links to files that have lost their names, which belong to it.
+    /// Made after CRIU's dump, because CRIU creates links to files that have lost their names, and the links belong to
+    /// it.
     Later(Vec<Descriptors>),
 }
 
@@ -234,8 +235,8 @@ impl<'a> Dump<'a> {
         Ok(open)
     }
 
-    /// Checks the frozen tasks again, because nothing changes any more, and records what they have open: sizes and
-    /// contents of files.
+    /// Checks the frozen tasks again, because their state no longer changes, and records their open files: sizes and
+    /// contents.
     fn look(&self, open: Vec<Descriptors>) -> Result<(Opened, FileCopies), SnapshotError> {
         let processes = job::tree(self.root)?;
         refuse_obstacles(self.subject.job, &processes, &open, When::Frozen)?;
@@ -247,7 +248,7 @@ impl<'a> Dump<'a> {
         Ok((opened, keeping))
     }
 
-    /// Records the other facts that CRIU does not, such as positions of the standard streams.
+    /// Records the other facts that CRIU does not record, such as positions of the standard streams.
     fn record(&self, (opened, keeping): (Opened, FileCopies)) -> Result<(), SnapshotError> {
         let processes = job::tree(self.root)?;
         self.inherited.check(&processes)?;
@@ -312,7 +313,7 @@ impl<'a> Dump<'a> {
     }
 }
 
-/// Refuses a job with state that a restore would not bring back.
+/// Refuses a job with state that cannot be restored.
 pub(super) fn refuse_obstacles(
     job: &Job,
     processes: &[Process],

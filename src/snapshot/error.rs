@@ -26,7 +26,7 @@ pub enum SnapshotError {
         "cannot take a snapshot: the job has mounted or remounted a file system at {}, and a restore would begin without that; mount it before ckpt-run starts, or undo the mount", .0.display()
     )]
     Mount(PathBuf),
-    /// The job has state that a restore would not bring back, or that a snapshot would harm.
+    /// The job has state that cannot be restored, or that a snapshot would harm.
     #[error(transparent)]
     Obstacle(#[from] job::Obstacle),
     /// The job's sockets could not be listed, or their packets not held back.

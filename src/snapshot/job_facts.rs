@@ -14,7 +14,7 @@ use crate::run::machine;
 use crate::run::streams::Marks;
 use crate::sandbox::Isolation;
 
-/// The facts about what the processes have open. It takes time to record them, which CRIU needs as well.
+/// Facts about the processes' open files and descriptors. Recording them takes time, which CRIU needs as well.
 pub(crate) struct Opened {
     descriptors: Vec<Descriptors>,
     files: Vec<OpenFile>,
@@ -22,7 +22,7 @@ pub(crate) struct Opened {
 }
 
 impl Opened {
-    /// Records what frozen processes have open.
+    /// Records the open files and descriptors of frozen processes.
     pub fn record(descriptors: Vec<Descriptors>) -> Result<Self, SnapshotError> {
         let mut files = job::collect(&descriptors)?;
         job::sample_appended(&mut files);
@@ -76,7 +76,7 @@ impl Recorded {
             attributes: job::record_attributes(&processes),
             processes,
             users: job::users(&pids),
-            // A timer may ring while the job is frozen: CRIU has looked at it before.
+            // A timer may expire while the job is frozen, after CRIU has read it.
             timers: job::rung_timers(&opened.descriptors),
             opened,
             sockets,

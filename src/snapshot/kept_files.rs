@@ -1,9 +1,9 @@
 //! Copies of the files that the job writes, on their way into the image.
 //!
 //! ```text
-//! before:            what changed so far → contents
-//! job frozen:        what changed → contents, until files.freeze has passed; large files → clones or links
-//! the job computes:  the rest, each checked afterwards → contents of earlier images → list
+//! before:            files changed so far → contents
+//! job frozen:        changed files → contents, until files.freeze has passed; large files → clones or links
+//! the job computes:  the other files, each checked afterwards → contents of earlier images → list
 //! ```
 
 use std::collections::{BTreeSet, HashSet};
@@ -38,21 +38,21 @@ const ALWAYS_BYTES: u64 = 64 << 20;
 /// Time since the last change after which a file that is open for writing is copied before the freeze.
 const QUIET_NS: i64 = 1_000_000_000;
 
-/// The files of an image in the making.
+/// Files of an image under construction.
 pub(crate) struct FileCopies {
     changes: Changes,
     image: ImageId,
     contents: Contents,
-    /// Bytes that were copied before the job was frozen.
+    /// Number of bytes copied before the freeze.
     beforehand_bytes: u64,
-    /// Positions of the changed files that are still to be copied.
+    /// Positions of the changed files that are not copied yet.
     later: Vec<usize>,
     unread: usize,
     frozen_ns: i64,
     freeze_seconds: f64,
 }
 
-/// The contents in an image's own stream.
+/// Contents in an image's own stream.
 struct Contents {
     stream: StreamWriter,
     name: String,
@@ -61,7 +61,8 @@ struct Contents {
 }
 
 impl Contents {
-    /// Copies a content into the stream. A file that cannot be read, or is not the one that was listed, is left out.
+    /// Copies a file's content into the stream. A file that cannot be read, or is not the one that was listed, is left
+    /// out.
     fn copy(&mut self, path: &Path, file: &mut KeptFile) -> Result<(), SnapshotError> {
         let identity = file.identity;
         let Kind::File { size, content } = &mut file.kind else {
@@ -88,15 +89,15 @@ impl Contents {
     }
 }
 
-/// What is copied before the job is frozen.
+/// Files copied before the freeze.
 pub(crate) struct Beforehand {
     contents: Contents,
     so_far: Option<SoFar>,
 }
 
 impl Beforehand {
-    /// Lists what has changed so far and copies it while the job computes. What changes afterwards is copied again, so that
-    /// files which the job writes just now are left: `open` is all that it has open.
+    /// Lists the files changed so far and copies them while the job computes. Files that change afterwards are copied
+    /// again, so files that the job is writing are left out: `open` lists all that it has open.
     pub fn copy(
         context: &RunContext,
         writer: &ImageWriter,
@@ -203,7 +204,7 @@ impl FileCopies {
                 Content::Kept { .. } | Content::Held { .. } | Content::Unkept(_) => {}
             }
             let is_copied = matches!(content, Content::Kept { .. });
-            // A file in memory does not survive the machine.
+            // A file in memory does not survive a crash of the machine.
             if is_in_memory {
                 wanted.push(index);
             } else if *size > keep_content {

@@ -1,7 +1,7 @@
-//! Postponement: a lock by which the job keeps snapshots from beginning (`ckpt_run.postpone()` in Python).
+//! Postponement: a lock by which the job delays snapshots (`ckpt_run.postpone()` in Python).
 //!
-//! The job holds a shared `flock` on the store's folder. A snapshot waits for its release, for a limited time, and holds
-//! the lock alone until the job computes again. The kernel releases the lock of a process that exits.
+//! The job holds a shared `flock` on the store's folder. A snapshot waits for its release, for a limited time, and
+//! holds the lock alone until the job computes again. The kernel releases the lock of a process that exits.
 
 use std::fs::File;
 use std::path::Path;
@@ -14,9 +14,9 @@ use nix::fcntl::{Flock, FlockArg};
 use super::take_snapshot::Afterwards;
 use crate::clock;
 
-/// Longest time by which a job postpones a snapshot.
+/// Maximum time by which a job may postpone a snapshot.
 const POSTPONED_MAX: Duration = Duration::from_secs(30);
-/// The same for a snapshot after which the run ends: a part of the time that schedulers give.
+/// Maximum time for a snapshot after which the run ends: a part of the grace time that schedulers grant.
 const STOP_POSTPONED_MAX: Duration = Duration::from_secs(5);
 /// Pause between two attempts at the lock.
 const PAUSE: Duration = Duration::from_millis(10);
@@ -29,8 +29,8 @@ pub(super) fn limit(afterwards: Afterwards) -> Duration {
     }
 }
 
-/// Waits until the job does not postpone snapshots, for `limit` at most. The job cannot postpone a snapshot as long as
-/// the returned lock is held. `None`: the job still postpones snapshots, or the file system has no such locks.
+/// Waits until the job does not postpone snapshots, for `limit` at most. The job cannot postpone a snapshot while the
+/// returned lock is held. Returns `None` if the job still postpones snapshots, or the file system has no such locks.
 pub(super) fn hold_off(store: &Path, limit: Duration) -> Option<Flock<File>> {
     let begun = clock::now();
     let mut folder = File::open(store).ok()?;

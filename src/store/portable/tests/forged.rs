@@ -125,7 +125,7 @@ fn entries_that_an_export_does_not_write_are_refused() {
 }
 
 #[test]
-fn lengths_beyond_the_limits_are_refused_without_memory_for_them() {
+fn too_large_lengths_are_refused_before_an_allocation() {
     let (_folder, store) = temporary_store();
     let (_other_folder, other) = temporary_store();
     let file = export(&store, small(&store), Form::AsStored);

@@ -82,7 +82,7 @@ fn assert_same(store: &Store, image: ImageId) {
 }
 
 #[test]
-fn an_image_goes_through_a_file_with_its_bytes_its_meta_data_and_its_time() {
+fn export_and_import_keep_bytes_meta_data_and_time() {
     let (_folder, store) = temporary_store();
     let (_other_folder, other) = temporary_store();
     let source = write(&store);
