@@ -24,7 +24,7 @@
 //! An agent also sends requests to another agent of the same run and user, if its process opens memory of the other
 //! process (CUDA IPC):
 //! ```text
-//!   SHARE    ──────────────────────▶         the segment whose number has `first` as low and `count` as high word
+//!   SHARE    ──────────────────────▶         the segment with the number `count` << 32 | `first`
 //!            ◀──────────────────────  MORE   the segment, with a descriptor; `bytes` is its requested length
 //! ```
 //! The agent replies to the sender's address with the request's serial number. A repeated request is answered with OK.

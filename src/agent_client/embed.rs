@@ -35,7 +35,8 @@ pub fn install(folder: &Path) -> io::Result<PathBuf> {
     let bytes = folder.as_os_str().as_bytes();
     if bytes.iter().any(|byte| SEPARATORS.contains(byte)) {
         let reason = format!(
-            "{} contains a space, a colon or a dollar sign, which LD_PRELOAD does not allow; use another folder for the images (--store)",
+            "{} contains a space, a colon or a dollar sign, which LD_PRELOAD does not allow; use another folder for \
+             the images (--store)",
             folder.display()
         );
         return Err(io::Error::new(io::ErrorKind::InvalidInput, reason));

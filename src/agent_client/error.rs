@@ -57,7 +57,8 @@ pub enum AgentError {
     },
     /// The driver failed, and so did the undoing.
     #[error(
-        "{request} of process {pid}: the driver returned {code} to its agent, and device memory is missing; restore the job"
+        "{request} of process {pid}: the driver returned {code} to its agent, and device memory is missing; restore \
+         the job"
     )]
     Lost {
         /// The request.

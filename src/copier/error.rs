@@ -23,7 +23,8 @@ pub enum CopierError {
     },
     /// The started program does not reply like a copier of this version.
     #[error(
-        "use {} as the copier of GPU memory: it does not reply like a copier of this version (a program that uses the library has to call ckpt_run::helper_main first)",
+        "use {} as the copier of GPU memory: it does not reply like a copier of this version (a program that uses \
+         the library has to call ckpt_run::helper_main first)",
         program.display()
     )]
     NotACopier {

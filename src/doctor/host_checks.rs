@@ -105,7 +105,8 @@ fn namespaces() -> Check {
         Ok(Err((step, error))) => Check::note(
             NAME,
             format!("cannot {step}: {error}"),
-            "run as root with CAP_SYS_ADMIN; without it, jobs run unisolated, and a restore fails if their PIDs are in use",
+            "run as root with CAP_SYS_ADMIN; without it, jobs run unisolated, and a restore fails if their PIDs are \
+             in use",
         ),
         Err(_) => Check::note(NAME, "the test was aborted", "report this as a bug"),
     }
@@ -119,7 +120,8 @@ fn connections() -> Check {
         Err(error) => Check::note(
             NAME,
             format!("packets of a job's TCP connections cannot be blocked: {error}"),
-            "use a kernel with nftables (Linux 5.12 or newer), as root or with CAP_NET_ADMIN; without it, snapshots fail while data is in transit in a job's connection",
+            "use a kernel with nftables (Linux 5.12 or newer), as root or with CAP_NET_ADMIN; without it, snapshots \
+             fail while data is in transit in a job's connection",
         ),
     }
 }

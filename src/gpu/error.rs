@@ -27,7 +27,8 @@ pub enum GpuError {
     Unsupported(#[from] Unsupported),
     /// The driver does not answer queries about a stopped process. Nothing was frozen.
     #[error(
-        "cannot suspend the GPU state of process {pid}, which is stopped (SIGSTOP or a debugger): continue it, for example by kill -CONT"
+        "cannot suspend the GPU state of process {pid}, which is stopped (SIGSTOP or a debugger): continue it, for \
+         example by kill -CONT"
     )]
     Stopped {
         /// Pid as the job sees it.
@@ -59,7 +60,9 @@ pub enum GpuError {
     /// A process has the GPU's devices open and the driver does not know it as a user of CUDA, though it did not inherit
     /// them. It is about to become one, or uses the GPU in another way.
     #[error(
-        "cannot take a snapshot while process {process} has the GPU's device files open, but does not use CUDA: GPU state of OpenCL, Vulkan or a plugin of hwloc cannot be restored. Let the process close the GPU (for hwloc, which MPI uses, with {}={} in its environment), or wait if it is starting CUDA",
+        "cannot take a snapshot while process {process} has the GPU's device files open, but does not use CUDA: GPU \
+         state of OpenCL, Vulkan or a plugin of hwloc cannot be restored. Let the process close the GPU (for hwloc, \
+         which MPI uses, with {}={} in its environment), or wait if it is starting CUDA",
         HWLOC_WITHOUT_GPUS.0,
         HWLOC_WITHOUT_GPUS.1
     )]

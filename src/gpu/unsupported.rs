@@ -3,9 +3,9 @@
 //!
 //! Memory that processes share across GPUs leaves no trace in `/proc`, neither with NCCL's peer-to-peer transport nor
 //! with `cuIpcOpenMemHandle` (driver 580, measured: maps and descriptors of both sides are the same before and after).
-//! So NCCL is recognized by its library, its settings and the number of GPUs in use, unless all processes have agents,
-//! which know the shared memory. A program that uses CUDA IPC itself cannot be recognized here. Peer access between the
-//! GPUs of one process is restored (580, measured) and needs no refusal.
+//! So NCCL is recognized by its library, its settings and the number of GPUs in use, except in a process whose agent
+//! holds all memory that NCCL shares and reports it. A program that uses CUDA IPC itself cannot be recognized here.
+//! Peer access between the GPUs of one process is restored (580, measured) and needs no refusal.
 //!
 //! A process that was suspended before can also block others: the driver no longer switches away from a kernel of a
 //! process that it has resumed (580.159.04, measured with its calls alone: a kernel of 9 s beside another program ends
@@ -74,7 +74,9 @@ pub enum Unsupported {
     },
     /// Another run uses NCCL on the same GPUs.
     #[error(
-        "process {pid} computes on several GPUs with NCCL loaded, and so does the run in {store} on the same GPUs: after snapshots of both, the driver no longer switches between their kernels, which wait for each other and fail. Give each run its own GPUs (CUDA_VISIBLE_DEVICES); snapshots begin when the other run has ended"
+        "process {pid} computes on several GPUs with NCCL loaded, and so does the run in {store} on the same GPUs: \
+         after snapshots of both, the driver no longer switches between their kernels, which wait for each other and \
+         fail. Give each run its own GPUs (CUDA_VISIBLE_DEVICES); snapshots begin when the other run has ended"
     )]
     SameGpus {
         /// Pid as the host sees it.
@@ -84,7 +86,8 @@ pub enum Unsupported {
     },
     /// A process uses memory of other machines' GPUs.
     #[error(
-        "process {pid} shares GPU memory with other machines (it has {FABRIC_DEVICES} open), which cannot be restored; set NCCL_MNNVL_ENABLE=0 for the job"
+        "process {pid} shares GPU memory with other machines (it has {FABRIC_DEVICES} open), which cannot be \
+         restored; set NCCL_MNNVL_ENABLE=0 for the job"
     )]
     Fabric {
         /// Pid as the host sees it.
@@ -92,7 +95,8 @@ pub enum Unsupported {
     },
     /// A process uses an MPS server.
     #[error(
-        "process {pid} computes through an MPS server, which keeps a part of its state; run the job without MPS (CUDA_MPS_PIPE_DIRECTORY=/nonexistent)"
+        "process {pid} computes through an MPS server, which keeps a part of its state; run the job without MPS \
+         (CUDA_MPS_PIPE_DIRECTORY=/nonexistent)"
     )]
     Mps {
         /// Pid as the host sees it.

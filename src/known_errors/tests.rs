@@ -14,7 +14,8 @@ const LINES: &[(&str, &str)] = &[
         "MPTCP",
     ),
     (
-        "(00.02) Error (criu/sk-inet.c:170): inet: Can't dump 5 inet socket 9f01a5. Only stream, dgram and raw are supported.",
+        "(00.02) Error (criu/sk-inet.c:170): inet: Can't dump 5 inet socket 9f01a5. Only stream, dgram and raw are \
+         supported.",
         "of a type",
     ),
     (
@@ -106,7 +107,8 @@ const LINES: &[(&str, &str)] = &[
         "maps a device",
     ),
     (
-        "Error (criu/files-reg.c:1796): Open files on overmounted mounts are not supported yet; mount=155 fd=3 path=/tmp/m/x",
+        "Error (criu/files-reg.c:1796): Open files on overmounted mounts are not supported yet; mount=155 fd=3 \
+         path=/tmp/m/x",
         "was mounted over",
     ),
     (
@@ -210,7 +212,8 @@ const LINES: &[(&str, &str)] = &[
         "set the job's clocks",
     ),
     (
-        "Error (criu/sockets.c:483): sockets: Unable to set socket SO_SNDBUFFORCE/SO_RCVBUFFORCE: Operation not permitted",
+        "Error (criu/sockets.c:483): sockets: Unable to set socket SO_SNDBUFFORCE/SO_RCVBUFFORCE: Operation not \
+         permitted",
         "buffers back",
     ),
     (

@@ -49,7 +49,8 @@ impl Runs {
             let end = if differs.is_ours && outside.len() > 0 {
                 End::unclear(
                     format!(
-                        "the restored job differs from two uninterrupted ones, perhaps because of files that it left outside of the working folder ({}): {}",
+                        "the restored job differs from two uninterrupted ones, perhaps because of files that it left \
+                         outside of the working folder ({}): {}",
                         named(&outside),
                         differs.reason
                     ),
@@ -61,7 +62,8 @@ impl Runs {
                         "the restored job differs from two uninterrupted ones: {}",
                         differs.reason
                     ),
-                    "the job needs state outside of its memory and of the files in its images; rehearse again with --keep and look at the logs and the output",
+                    "the job needs state outside of its memory and of the files in its images; rehearse again with \
+                     --keep and look at the logs and the output",
                 )
             } else {
                 End::unclear(

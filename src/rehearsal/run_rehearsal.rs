@@ -310,7 +310,8 @@ fn compare(
 /// Returns the end of a rehearsal without copies.
 fn uncopied(reason: &str, missing: Option<(String, String)>) -> End {
     let mut reason = format!(
-        "the job was restored, but not compared with uninterrupted runs: the working folder is not copied, because {reason}"
+        "the job was restored, but not compared with uninterrupted runs: the working folder is not copied, because \
+         {reason}"
     );
     let mut remedy =
         "rehearse in a smaller folder that is not a mount point, with links to the data".to_owned();

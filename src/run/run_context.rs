@@ -130,7 +130,8 @@ impl RunContext {
                 return Err(io::Error::new(io::ErrorKind::Unsupported, reason));
             }
             tracing::warn!(
-                "the driver copies GPU memory through host memory, which is slower: the job's user has no access to the agent"
+                "the driver copies GPU memory through host memory, which is slower: the job's user has no access to \
+                 the agent"
             );
         }
         self.user = user;

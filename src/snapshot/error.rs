@@ -40,12 +40,15 @@ pub enum SnapshotError {
     Store(#[source] Box<WriteError>),
     /// The store's disk has no space for the image.
     #[error(
-        "cannot write the image, the disk is full: free space on the store's disk, keep fewer images (--keep-last), or choose another --store"
+        "cannot write the image, the disk is full: free space on the store's disk, keep fewer images (--keep-last), \
+         or choose another --store"
     )]
     DiskFull(#[source] Box<WriteError>),
     /// The image would leave too little free space on the disk. Nothing was frozen or written.
     #[error(
-        "cannot begin the image: it needs about {} and {} must stay free (snapshot.min_free), but {} are free on the store's disk: free space there, keep fewer images (--keep-last, `ckpt-run forget`), or choose another --store",
+        "cannot begin the image: it needs about {} and {} must stay free (snapshot.min_free), but {} are free on the \
+         store's disk: free space there, keep fewer images (--keep-last, `ckpt-run forget`), or choose another \
+         --store",
         size(*image),
         size(*floor),
         size(*free)
@@ -60,7 +63,8 @@ pub enum SnapshotError {
     },
     /// The GPU's content does not fit into host memory; the kernel would kill the job.
     #[error(
-        "cannot suspend the GPU state: it needs {} of host memory and a margin of {}, but {} are available; free some, or          raise the memory limit of the container",
+        "cannot suspend the GPU state: it needs {} of host memory and a margin of {}, but {} are available; free \
+         some, or          raise the memory limit of the container",
         size(*needed),
         size(*headroom),
         size(*available)

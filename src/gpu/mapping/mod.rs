@@ -33,7 +33,8 @@ pub enum Refusal {
     NoGpu,
     /// The driver belongs to an older branch.
     #[error(
-        "the image was made with NVIDIA driver {then} and this machine has the older {now}, on which a newer CUDA library does not work; restore on a machine with driver {then}"
+        "the image was made with NVIDIA driver {then} and this machine has the older {now}, on which a newer CUDA \
+         library does not work; restore on a machine with driver {then}"
     )]
     OlderDriver {
         /// Driver at the snapshot.
@@ -43,7 +44,8 @@ pub enum Refusal {
     },
     /// There are fewer GPUs than at the snapshot.
     #[error(
-        "the job had {then} GPUs and {now} can be used here (CUDA_VISIBLE_DEVICES counts); restore on a machine with as many GPUs"
+        "the job had {then} GPUs and {now} can be used here (CUDA_VISIBLE_DEVICES counts); restore on a machine with \
+         as many GPUs"
     )]
     TooFew {
         /// Number of GPUs that the job had.
@@ -77,7 +79,8 @@ pub enum Refusal {
     },
     /// The GPU admits only one process, and one uses it.
     #[error(
-        "{gpu} admits only one process and is used by one, perhaps an MPS server; end that process or admit all (nvidia-smi -c 0)"
+        "{gpu} admits only one process and is used by one, perhaps an MPS server; end that process or admit all \
+         (nvidia-smi -c 0)"
     )]
     Taken {
         /// Model and UUID.
@@ -119,7 +122,9 @@ pub enum Refusal {
     },
     /// Processes share GPU memory, which cannot be restored on other GPUs.
     #[error(
-        "processes of the job share GPU memory (NCCL's peer-to-peer transport, CUDA IPC), which can be restored on the same GPUs only; restore on their machine, and run a job that has to move with cuda.nccl = \"checkpointable\""
+        "processes of the job share GPU memory (NCCL's peer-to-peer transport, CUDA IPC), which can be restored on \
+         the same GPUs only; restore on their machine, and run a job that has to move with cuda.nccl = \
+         \"checkpointable\""
     )]
     Shared,
     /// The user's map names a GPU twice.

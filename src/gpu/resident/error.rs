@@ -21,7 +21,8 @@ pub enum ResidentError {
     Cuda(Box<TreeError>),
     /// In every attempt a thread was halted within a CUDA call that blocks all others.
     #[error(
-        "cannot stop the job between two CUDA calls in {tries} attempts; another attempt follows later (a new start with cuda.memory = \"driver\" avoids this)"
+        "cannot stop the job between two CUDA calls in {tries} attempts; another attempt follows later (a new start \
+         with cuda.memory = \"driver\" avoids this)"
     )]
     Busy {
         /// Number of attempts.
@@ -38,7 +39,8 @@ pub enum ResidentError {
     },
     /// A process shares device memory in a way that cannot be restored.
     #[error(
-        "process {pid} shares GPU memory with others (CUDA IPC) that no agent handles, such as pieces below 2 MiB, or all memory after a move to other GPUs: it cannot be restored, so no snapshot is taken"
+        "process {pid} shares GPU memory with others (CUDA IPC) that no agent handles, such as pieces below 2 MiB, \
+         or all memory after a move to other GPUs: it cannot be restored, so no snapshot is taken"
     )]
     Shares {
         /// Pid as the job sees it.
@@ -47,7 +49,8 @@ pub enum ResidentError {
     /// The descriptor limit is too low. Released memory arrives as descriptors; if one does not arrive, its memory is
     /// lost.
     #[error(
-        "the job's {pieces} pieces of GPU memory need more open descriptors than the limit of {limit}: raise it (ulimit -Hn,          LimitNOFILE=)"
+        "the job's {pieces} pieces of GPU memory need more open descriptors than the limit of {limit}: raise it \
+         (ulimit -Hn,          LimitNOFILE=)"
     )]
     Descriptors {
         /// Number of pieces of all processes.

@@ -38,7 +38,8 @@ pub struct StoreLock {
 pub enum LockError {
     /// Another process writes to the store.
     #[error(
-        "the store {path} is in use by {holder}: wait until it exits, or use another --store; a run in progress answers `ckpt-run status` and `ckpt-run snapshot`"
+        "the store {path} is in use by {holder}: wait until it exits, or use another --store; a run in progress \
+         answers `ckpt-run status` and `ckpt-run snapshot`"
     )]
     Held {
         /// The store.

@@ -63,7 +63,8 @@ pub enum PlaceError {
     },
     /// An entry in a folder that is writable for others belongs to another user.
     #[error(
-        "{entry} belongs to user {owner}, in a folder that others can write to, and could be redirected at any time: use another --store than {store}"
+        "{entry} belongs to user {owner}, in a folder that others can write to, and could be redirected at any time: \
+         use another --store than {store}"
     )]
     Entry {
         /// The store.

@@ -15,7 +15,7 @@ use crate::harness::{code, descendants, job_of, stderr, stdout, wait_until};
 
 /// Lock that is held for reading by each podman at work.
 static AT_WORK: RwLock<()> = RwLock::new(());
-/// Lower bound on the age of the tests' cgroups.
+/// Earliest creation time of a cgroup of a test.
 static BEGUN: LazyLock<SystemTime> = LazyLock::new(SystemTime::now);
 
 /// First process of the namespaces; it exits with the test and ends all others. Programs of containers keep state and

@@ -7,7 +7,7 @@ use std::path::Path;
 use super::wait_until;
 
 /// Returns the host pid of the job's first process. It is below the root of the job's tree, which is the child of the
-/// sandbox's pid 1 with the lowest pid, CRIU's processes not counted. In a container the supervisor may be a pid 1,
+/// sandbox's pid 1 with the lowest pid of those not reserved for CRIU. In a container the supervisor may be a pid 1,
 /// too.
 pub fn job_of(supervisor: i32) -> i32 {
     let mut found = None;
