@@ -87,7 +87,7 @@ pub enum RunError {
     NoRoom(#[source] RestoreError),
     /// The image that was asked for did not become the job; no other is wanted.
     #[error(
-        "cannot go on from image {image}, and the run stays as it was; `ckpt-run list` shows the others"
+        "cannot continue from image {image}; the run is unchanged; `ckpt-run list` shows the others"
     )]
     Chosen {
         /// The image.

@@ -208,7 +208,7 @@ fn an_image_that_the_next_one_replaces_makes_room_for_it() {
 
     wait_for_progress(&place);
     place.snapshot();
-    assert_eq!(said(&place, "making room"), 1, "{}", place.text("err"));
+    assert_eq!(said(&place, "to free space"), 1, "{}", place.text("err"));
     assert_eq!(ids(&place), ["000002", "000003"]);
     assert!(disk.free() > FLOOR_BYTES - (8 << 20));
     assert!(place.verb(&["verify"]).status.success());

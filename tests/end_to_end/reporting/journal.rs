@@ -57,6 +57,7 @@ fn crash_and_restore_are_logged_and_summarized() {
         "computing",
         "snapshot",
         "crashed",
+        "restore-began",
         "restored",
         "ended",
     ];
