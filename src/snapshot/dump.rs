@@ -220,11 +220,6 @@ impl<'a> Dump<'a> {
     /// open descriptors of the tasks.
     fn still_network(&self) -> Result<Vec<Descriptors>, SnapshotError> {
         let processes = job::tree(self.root)?;
-        if !self.subject.job.lives(&processes) {
-            // CRIU also dumps a zombie, or a pending signal that is about to end a process; a restore would only repeat
-            // the same crash.
-            return Err(SnapshotError::Ended);
-        }
         let open = Descriptors::of_all(&processes)?;
         let sockets = job::Sockets::record(&open, backlog(self.context()))?;
         let lock = sockets.hold_for_dump()?;
@@ -251,6 +246,11 @@ impl<'a> Dump<'a> {
     /// Records the other facts that CRIU does not record, such as positions of the standard streams.
     fn record(&self, (opened, keeping): (Opened, FileCopies)) -> Result<(), SnapshotError> {
         let processes = job::tree(self.root)?;
+        if !self.subject.job.lives(&processes) {
+            // CRIU also dumps a zombie, or a pending signal that is about to end a process; a restore would only repeat
+            // the same crash.
+            return Err(SnapshotError::Ended);
+        }
         self.inherited.check(&processes)?;
         // Locked only for the mark: no other thread waits for the streams while file contents are read.
         let mark = || locked(self.subject.streams).mark();
