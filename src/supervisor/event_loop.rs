@@ -126,6 +126,14 @@ impl Supervisor {
     /// Waits for a message or a timer, and handles it.
     async fn step(&mut self) -> Result<(), RunError> {
         let timer = self.machine.next_timer(moment());
+        if let Some((wait, timer)) = timer
+            && wait.is_zero()
+        {
+            // A flood of messages must not delay a timer, nor a timer a message.
+            self.handle(Event::Timer(timer))?;
+            let message = self.inbox.try_recv();
+            return message.map_or(Ok(()), |message| self.receive(message));
+        }
         let look = self.next_look();
         let wait = timer.map(|(wait, _)| wait).into_iter().chain(look).min();
         match self.next_message(wait).await {

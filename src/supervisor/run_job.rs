@@ -100,7 +100,13 @@ pub fn run(options: RunOptions) -> Result<u8, RunError> {
     let before = RunState::load(store.path())?;
     let swept = store.sweep(&lock)?;
     tracing::debug!(?swept, "swept the store");
-    let Some((state, beginning, command)) = begin(&store, what, &directory)? else {
+    let plan = begin(&store, what, &directory)?;
+    let Some(Plan {
+        state,
+        beginning,
+        command,
+    }) = plan
+    else {
         tracing::info!(store = %store.path().display(), "this run has finished already; --fresh begins anew");
         return Ok(0);
     };
@@ -136,78 +142,107 @@ pub fn run(options: RunOptions) -> Result<u8, RunError> {
     result
 }
 
-/// Decides how the run begins, and with which command; `None` when it has finished already.
-fn begin(
-    store: &Store,
-    what: What,
-    directory: &Path,
-) -> Result<Option<(RunState, Beginning, Vec<OsString>)>, RunError> {
+/// First step of the supervisor, and the run that it is for.
+struct Plan {
+    state: RunState,
+    beginning: Beginning,
+    command: Vec<OsString>,
+}
+
+/// Decides how the run begins; `None` if it has finished already.
+fn begin(store: &Store, what: What, directory: &Path) -> Result<Option<Plan>, RunError> {
     let mut known = RunState::load(store.path())?;
+    let images = store.images()?;
     if let Some(known) = &mut known {
-        known.abandon_passed_over(&store.images()?);
+        known.abandon_passed_over(&images);
     }
-    let (line, fresh) = match what {
-        What::Command { line, fresh } => (line, fresh),
-        What::Image(choice) => {
-            let images = store.images()?;
-            let beginning = match choice {
-                ImageChoice::Newest => Beginning::Restore,
-                ImageChoice::This(id) => Beginning::RestoreThis(id),
-            };
-            let state = RunState::chosen(known.as_ref(), choice, &images)?;
-            let mut state = state.ok_or_else(|| RunError::NoRun(store.path().to_owned()))?;
-            if let Some(left) = known.filter(|known| known.started_unix_ms != state.started_unix_ms)
-            {
-                tell_left(&left, &images);
-            }
-            if state.progress == Progress::Finished {
-                tracing::info!("the run had finished: what it did after the image is done again");
-            }
-            state.progress = Progress::Running;
-            let command = state.command.words().to_vec();
-            return Ok(Some((state, beginning, command)));
+    match (what, known) {
+        (What::Image(choice), known) => begin_from_image(store, choice, known, &images).map(Some),
+        (What::Command { line, fresh: false }, Some(known)) => {
+            begin_again(store, line, known, directory, &images)
         }
-    };
-    let words = CommandLine::from(line.clone());
-    let Some(mut state) = known.as_ref().filter(|_| !fresh).cloned() else {
-        let images = store.images()?;
-        if known.is_none() && !fresh {
-            tell_strangers(&images);
-        }
-        let now = clock::unix_ms();
-        let mut state = RunState::new(words, directory.to_owned(), now);
-        state.begin_attempt(now, &images);
-        if let Some(earlier) = &known {
-            state = state.after(earlier);
-        }
-        return Ok(Some((state, Beginning::Start, line)));
-    };
-    if state.command != words {
-        return Err(RunError::OtherCommand {
-            store: store.path().to_owned(),
-            there: escaped(&state.command.to_string(), Keep::Nothing).into_owned(),
-            here: escaped(&words.to_string(), Keep::Nothing).into_owned(),
-        });
-    }
-    match state.progress {
-        Progress::Finished => Ok(None),
-        Progress::Running | Progress::Saved | Progress::Failed { .. } => {
-            if state.progress == Progress::Running {
-                // Its supervisor did not come to write anything else: it was killed, or the machine failed.
-                state.failures = state.failures.saturating_add(1);
+        (What::Command { line, fresh }, known) => {
+            let words = CommandLine::from(line.clone());
+            let now = clock::unix_ms();
+            let mut state = RunState::new(words, directory.to_owned(), now);
+            state.begin_attempt(now, &images);
+            match &known {
+                Some(earlier) => state = state.after(earlier),
+                None if !fresh => warn_of_strangers(&images),
+                None => {}
             }
-            state.progress = Progress::Running;
-            let images = store.images()?;
-            if let Some(newest) = images.iter().rfind(|image| state.goes_on_from(image)) {
-                stale_scripts::tell(&line, directory, newest);
-            }
-            Ok(Some((state, Beginning::Restore, line)))
+            Ok(Some(Plan {
+                state,
+                beginning: Beginning::Start,
+                command: line,
+            }))
         }
     }
 }
 
-/// Says that the store is at another run from now on, and how to come back.
-fn tell_left(left: &RunState, images: &[ImageEntry]) {
+/// Continues the run of an image, whatever became of it.
+fn begin_from_image(
+    store: &Store,
+    choice: ImageChoice,
+    known: Option<RunState>,
+    images: &[ImageEntry],
+) -> Result<Plan, RunError> {
+    let beginning = match choice {
+        ImageChoice::Newest => Beginning::Restore,
+        ImageChoice::This(id) => Beginning::RestoreThis(id),
+    };
+    let state = RunState::chosen(known.as_ref(), choice, images)?;
+    let mut state = state.ok_or_else(|| RunError::NoRun(store.path().to_owned()))?;
+    if let Some(left) = known.filter(|known| known.started_unix_ms != state.started_unix_ms) {
+        report_left(&left, images);
+    }
+    if state.progress == Progress::Finished {
+        tracing::info!("the run had finished: what it did after the image is done again");
+    }
+    state.progress = Progress::Running;
+    let command = state.command.words().to_vec();
+    Ok(Plan {
+        state,
+        beginning,
+        command,
+    })
+}
+
+/// Continues the known run of this command line; `None` if it has finished.
+fn begin_again(
+    store: &Store,
+    line: Vec<OsString>,
+    mut known: RunState,
+    directory: &Path,
+    images: &[ImageEntry],
+) -> Result<Option<Plan>, RunError> {
+    let words = CommandLine::from(line.clone());
+    if known.command != words {
+        return Err(RunError::OtherCommand {
+            store: store.path().to_owned(),
+            there: escaped(&known.command.to_string(), Keep::Nothing).into_owned(),
+            here: escaped(&words.to_string(), Keep::Nothing).into_owned(),
+        });
+    }
+    match known.progress {
+        Progress::Finished => return Ok(None),
+        // The last supervisor wrote nothing else: it was killed, or the machine failed.
+        Progress::Running => known.failures = known.failures.saturating_add(1),
+        Progress::Saved | Progress::Failed { .. } => {}
+    }
+    known.progress = Progress::Running;
+    if let Some(newest) = images.iter().rfind(|image| known.goes_on_from(image)) {
+        stale_scripts::tell(&line, directory, newest);
+    }
+    Ok(Some(Plan {
+        state: known,
+        beginning: Beginning::Restore,
+        command: line,
+    }))
+}
+
+/// Reports that the store is at another run from now on, and how to return.
+fn report_left(left: &RunState, images: &[ImageEntry]) {
     let newest = images.iter().rfind(|image| left.goes_on_from(image));
     let back = newest.map_or_else(String::new, |image| {
         format!("; `ckpt-run restore {}` goes back to it", image.id)
@@ -215,8 +250,8 @@ fn tell_left(left: &RunState, images: &[ImageEntry]) {
     tracing::info!(left = %left.command, "the image is of another run than the store was at{back}");
 }
 
-/// Says that there are images in the store, of no run that this line could go on with: they were copied or imported.
-fn tell_strangers(images: &[ImageEntry]) {
+/// Warns of images that were copied or imported: this line has no run to continue.
+fn warn_of_strangers(images: &[ImageEntry]) {
     if let Some(newest) = images.last() {
         tracing::warn!(
             newest = %newest.id,

@@ -13,7 +13,7 @@ use super::event::{Event, Now, Suspect};
 use super::stage::Beginning;
 use super::state_machine::Machine;
 use crate::clock;
-use crate::config::Config;
+use crate::config::{Config, RestartLimit};
 use crate::job::{InputMark, OutputMark};
 use crate::path_text::CommandLine;
 use crate::run::image_facts::ImageFacts;
@@ -21,10 +21,13 @@ use crate::run::run_state::RunState;
 use crate::snapshot::paused::StillPaused;
 use crate::snapshot::take_snapshot::Afterwards;
 use crate::store::{ImageEntry, ImageId, ReadError};
+use crate::supervisor::notice::Notice;
 use crate::supervisor::policy::schedule::Now as Moment;
 
 /// Time after the grace period in which output may be delivered.
 pub(super) const DELIVERY_LIMIT: Duration = Duration::from_secs(5);
+/// Restores of an image before its job runs: one, and another if the reason lay outside it.
+const TRIES_MAX: u32 = 2;
 /// Images that the world keeps.
 pub(super) const IMAGES_KEPT: usize = 4;
 /// Time of a hook that nothing limits.
@@ -96,6 +99,12 @@ pub(super) struct World {
     /// Time at which the run must be over, once SIGTERM arrived.
     pub(super) deadline: Option<Moment>,
     pub over: bool,
+    /// True if the run ended with an error.
+    failed: bool,
+    /// Restarts since the last image.
+    restarts: u32,
+    /// Restores of each image since the job ran last.
+    tries: BTreeMap<ImageId, u32>,
     pub events: u64,
     /// A diagnosis of a dead job that is not finished.
     pub(super) late_diagnosis: Option<Suspect>,
@@ -172,6 +181,9 @@ impl World {
             unpause_clients: Vec::new(),
             deadline: None,
             over: false,
+            failed: false,
+            restarts: 0,
+            tries: BTreeMap::new(),
             events: 0,
             late_diagnosis: None,
         };
@@ -221,12 +233,18 @@ impl World {
                 assert_eq!(self.life, Life::Coming);
                 assert!(!works(Work::Restore), "two restores");
                 self.begin(Work::Restore);
+                let tries = self.tries.values().max().copied();
+                assert!(
+                    tries <= Some(TRIES_MAX),
+                    "an image is tried again and again"
+                );
             }
             Action::AdoptStarted | Action::AdoptRestored(..) => {
                 assert!(matches!(
                     self.life,
                     Life::Coming | Life::Exited(_) | Life::Reported | Life::Lost | Life::Gone
                 ));
+                self.tries.clear();
                 if self.life == Life::Coming {
                     self.life = Life::Alive;
                 }
@@ -259,7 +277,7 @@ impl World {
                     detail.hook_until = until;
                 }
             }
-            Action::Notify(_) => {}
+            Action::Notify(notice) => return self.notice(&notice),
             other => return self.act_besides(other, stale_unpause),
         }
         None
@@ -318,7 +336,8 @@ impl World {
             // A client whose answer nobody reads has gone away.
             Action::AnswerSnapshot(reply, answer) => drop(reply.send(answer)),
             Action::AnswerUnpause(reply, answer) => drop(reply.send(answer)),
-            Action::Exit(_) | Action::Fail(_) => self.over = true,
+            Action::Exit(_) => self.over = true,
+            Action::Fail(_) => (self.over, self.failed) = (true, true),
             // The rest changes nothing here.
             _ => {}
         }
@@ -342,7 +361,26 @@ impl World {
             return Event::Unfit(Box::new(missing.into()));
         }
         self.life = Life::Coming;
+        *self.tries.entry(id).or_default() += 1;
         Event::Fit
+    }
+
+    /// Counts restarts since the last image, each of which is taken for progress.
+    fn notice(&mut self, notice: &Notice) -> Option<Event> {
+        match notice {
+            Notice::RestoreDue(..) | Notice::RestartDue(..) => {
+                self.restarts += 1;
+                if let RestartLimit::Times(max) = self.machine.settings.restart.max {
+                    assert!(self.restarts <= max, "more restarts than restart.max");
+                }
+            }
+            Notice::Snapshot(_) => {
+                self.restarts = 0;
+                return Some(Event::NewGround);
+            }
+            _ => {}
+        }
+        None
     }
 
     fn lacking(&mut self) -> Option<String> {
@@ -359,8 +397,11 @@ impl World {
         self.unpause_clients
             .retain_mut(|client| is_waiting(&client.try_recv(), over));
         if self.over {
-            let killed = matches!(self.life, Life::Gone | Life::Killed);
-            assert!(killed || !self.frozen, "a frozen job is left");
+            let resumes = self.works.contains_key(&Work::Unpause);
+            assert!(
+                resumes || !self.frozen || self.failed,
+                "a frozen job is left"
+            );
             return;
         }
         if let Some(deadline) = self.deadline {

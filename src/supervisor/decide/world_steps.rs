@@ -172,7 +172,8 @@ impl World {
 
     fn snapshot_end(&mut self, afterwards: Afterwards, ending: Ending) -> Event {
         let result = match ending {
-            _ if self.life != Life::Alive => Err(SnapshotError::Ended),
+            // The kill may come too late for the image.
+            _ if !matches!(self.life, Life::Alive | Life::Killed) => Err(SnapshotError::Ended),
             Ending::Success => {
                 self.images_made += 1;
                 let run = self.machine.state().started_unix_ms;
