@@ -163,7 +163,7 @@ fn random_events_break_no_rule() {
         settings(),
         0_u64..4,
         any::<bool>(),
-        prop::collection::vec(any::<u32>(), 1..=STEPS),
+        prop::collection::vec(any::<u32>().prop_map(step), 1..=STEPS),
     );
     let result = runner.run(&run, |(settings, images, begun, steps)| {
         let beginning = if begun {
@@ -173,13 +173,13 @@ fn random_events_break_no_rule() {
         };
         let begin = || World::new(settings.clone(), beginning, images);
         let mut world = begin();
-        for step in steps.into_iter().map(step) {
+        for step in &steps {
             if world.over {
                 // The steps that are left are those of another run.
                 events.set(events.get() + world.events);
                 world = begin();
             }
-            take(&mut world, &step);
+            take(&mut world, step);
         }
         settle(&mut world);
         events.set(events.get() + world.events);

@@ -322,9 +322,15 @@ impl World {
             }
             Action::WatchAnew => self.armed = true,
             Action::StopSelf { .. } => {
-                assert!(!works(Work::Snapshot), "stopped during a snapshot");
+                let killed = matches!(self.life, Life::Killed | Life::Gone);
+                assert!(
+                    killed || !works(Work::Snapshot),
+                    "stopped during a snapshot"
+                );
                 let stopped = Duration::from_secs(3);
                 self.now = later(self.now, stopped);
+                // Who stops the supervisor delays its end.
+                self.deadline = self.deadline.map(|deadline| later(deadline, stopped));
                 return Some(Event::Continued(stopped));
             }
             Action::SetAside(id, reason) => {
