@@ -74,6 +74,21 @@ pub struct Holding {
     pub imported: u64,
 }
 
+/// Pieces of memory that go with a request.
+#[derive(Clone, Copy)]
+struct Pieces<'a> {
+    /// The number of the first one among all pieces of the process.
+    first: u32,
+    held: &'a [Held],
+}
+
+impl Pieces<'_> {
+    const NONE: Self = Self {
+        first: 0,
+        held: &[],
+    };
+}
+
 /// Agent of a process. If a [`release`](Agent::release) times out, its descriptors are kept for the next attempt.
 #[derive(Debug)]
 pub struct Agent<'a> {
@@ -124,7 +139,7 @@ impl<'a> Agent<'a> {
     /// # Errors
     /// There is no valid reply in time.
     pub fn hello(&mut self, limit: Duration) -> Result<Option<Hello>, AgentError> {
-        match self.ask(Kind::Hello, (0, &[]), clock::now() + limit) {
+        match self.ask(Kind::Hello, Pieces::NONE, clock::now() + limit) {
             Ok(reply) => Ok(Some(Hello {
                 thread: reply.thread,
                 segments: reply.total,
@@ -146,7 +161,7 @@ impl<'a> Agent<'a> {
     /// [`AgentError::Busy`] or [`AgentError::TimedOut`] if a stopped thread is inside the driver. After a time-out the
     /// agent's call completes when that thread continues, without effect.
     pub fn probe(&mut self, limit: Duration) -> Result<(), AgentError> {
-        self.ask(Kind::Probe, (0, &[]), clock::now() + limit)
+        self.ask(Kind::Probe, Pieces::NONE, clock::now() + limit)
             .map(drop)
     }
 
@@ -157,7 +172,7 @@ impl<'a> Agent<'a> {
     /// next call continues, unless [`Agent::call_off`] ends it. After [`AgentError::Malformed`] and
     /// [`AgentError::Lost`] the process must not be continued. After any other error it has its memory.
     pub fn release(&mut self, limit: Duration) -> Result<Vec<Held>, AgentError> {
-        let reply = self.ask(Kind::Release, (0, &[]), clock::now() + limit)?;
+        let reply = self.ask(Kind::Release, Pieces::NONE, clock::now() + limit)?;
         self.awaited = None;
         match self.receipt.take() {
             Some(held) => Ok(held),
@@ -210,8 +225,9 @@ impl<'a> Agent<'a> {
         let deadline = clock::now() + limit;
         let mut first = 0;
         for batch in held.chunks(BATCH_MAX) {
+            let pieces = Pieces { first, held: batch };
             let mut tries = 1;
-            while let Err(error) = self.ask(Kind::Map, (first, batch), deadline) {
+            while let Err(error) = self.ask(Kind::Map, pieces, deadline) {
                 if tries == TRIES_MAX || !matches!(error, AgentError::Busy { .. }) {
                     return Err(error);
                 }
@@ -232,7 +248,7 @@ impl<'a> Agent<'a> {
     /// has no memory.
     pub fn remake(&mut self, limit: Duration) -> Result<Vec<Held>, AgentError> {
         let kind = Kind::Remake;
-        let reply = self.ask(kind, (0, &[]), clock::now() + limit)?;
+        let reply = self.ask(kind, Pieces::NONE, clock::now() + limit)?;
         self.awaited = None;
         match self.receipt.take() {
             Some(held) => Ok(held),
@@ -276,7 +292,7 @@ impl<'a> Agent<'a> {
         limit: Duration,
     ) -> Result<Vec<wire::Segment>, AgentError> {
         self.described.clear();
-        self.ask(kind, (0, &[]), clock::now() + limit)?;
+        self.ask(kind, Pieces::NONE, clock::now() + limit)?;
         Ok(std::mem::take(&mut self.described))
     }
 
@@ -284,7 +300,7 @@ impl<'a> Agent<'a> {
     fn ask(
         &mut self,
         kind: Kind,
-        (first, batch): (u32, &[Held]),
+        pieces: Pieces<'_>,
         deadline: Instant,
     ) -> Result<Reply, AgentError> {
         self.channel.serial += 1;
@@ -293,15 +309,19 @@ impl<'a> Agent<'a> {
             magic: MAGIC,
             version: VERSION,
             kind: kind.number(),
-            first,
-            count: u32::try_from(batch.len()).unwrap_or(u32::MAX),
+            first: pieces.first,
+            count: u32::try_from(pieces.held.len()).unwrap_or(u32::MAX),
             reserved: 0,
             serial,
         };
         if kind.brings_memory() && self.awaited.is_none_or(|(before, _)| before != kind) {
             self.awaited = Some((kind, serial));
         }
-        let descriptors: Vec<_> = batch.iter().map(|held| held.descriptor.as_fd()).collect();
+        let descriptors: Vec<_> = pieces
+            .held
+            .iter()
+            .map(|held| held.descriptor.as_fd())
+            .collect();
         let address = UnixAddr::new_abstract(&self.name).map_err(|errno| self.io(kind, errno))?;
         match self.channel.send(&address, &encode(&request), &descriptors) {
             Ok(()) => {}

@@ -133,7 +133,14 @@ impl<'a> Gpu<'a> {
         let suspended = self
             .halt_group(context, resident_plan)
             .and_then(|halt_group| {
-                self.suspend_all((context, job), halt_group, resident_plan, streams, watch)
+                let options = cuda::SuspendOptions {
+                    attempt: LOCK_ATTEMPT,
+                    total: context.config.snapshot.lock_timeout,
+                };
+                match resident_plan {
+                    Some(plan) => self.suspend_resident(plan, halt_group, &options, streams, watch),
+                    None => self.suspend_by_driver(job, halt_group, &options, watch),
+                }
             });
         suspended.map_err(|error| {
             let ended = |process: &&Process| !job::is_alive(process.host_pid);
@@ -150,26 +157,29 @@ impl<'a> Gpu<'a> {
         })
     }
 
-    fn suspend_all(
+    fn suspend_resident(
         &self,
-        (context, job): (&RunContext, &Job),
+        plan: &ResidentPlan,
         halt_group: HaltGroup,
-        resident_plan: Option<&ResidentPlan>,
+        options: &cuda::SuspendOptions,
         streams: &StreamOpener,
         watch: &mut Stopwatch,
     ) -> Result<(SuspendedJob, Option<ResidentTransfer>), GpuError> {
-        let options = cuda::SuspendOptions {
-            attempt: LOCK_ATTEMPT,
-            total: context.config.snapshot.lock_timeout,
-        };
-        if let Some(resident_plan) = resident_plan {
-            let (suspended, halted, kept, transfer) =
-                resident_plan.suspend(self, &halt_group, &options, streams, watch)?;
-            let suspended_job = SuspendedJob::new(suspended, halt_group, halted, Some(kept));
-            return Ok((suspended_job, Some(transfer)));
-        }
+        let (suspended, halted, kept, transfer) =
+            plan.suspend(self, &halt_group, options, streams, watch)?;
+        let suspended_job = SuspendedJob::new(suspended, halt_group, halted, Some(kept));
+        Ok((suspended_job, Some(transfer)))
+    }
+
+    fn suspend_by_driver(
+        &self,
+        job: &Job,
+        halt_group: HaltGroup,
+        options: &cuda::SuspendOptions,
+        watch: &mut Stopwatch,
+    ) -> Result<(SuspendedJob, Option<ResidentTransfer>), GpuError> {
         let failed = |error| GpuError::Suspend(Box::new(error));
-        let locked = cuda::lock_all(self.driver, &self.users, &options).map_err(failed)?;
+        let locked = cuda::lock_all(self.driver, &self.users, options).map_err(failed)?;
         watch.lap("lock");
         if let Some(token) = &job.token {
             driver_suffices(token, self)?;

@@ -13,7 +13,7 @@ use super::not_kept::TrialImage;
 use super::rehearsal_report::{Failure, Outcome};
 use super::run_rehearsal::{Book, End};
 use super::signs::{self, LEAST, QUIET_START, Sign};
-use super::trial::Trial;
+use super::trial::{Speaker, Trial};
 use super::uninterrupted::Enough;
 use super::{RehearsalError, remedy};
 use crate::config::Config;
@@ -137,7 +137,7 @@ impl Acts<'_, '_, '_> {
             Ok((started || trial.has_ended()?).then_some(started))
         })?;
         if started != Some(true) {
-            let why = self.trial.last_words(true);
+            let why = self.trial.last_words(Speaker::Supervisor);
             let why = why.unwrap_or_else(|| "the supervisor did not start the job".to_owned());
             return Err(End::failed(why, "correct the command line or the settings"));
         }
@@ -340,7 +340,7 @@ impl Acts<'_, '_, '_> {
         } else {
             LOOK_AT_THE_JOB
         };
-        let said = match self.trial.last_words(false) {
+        let said = match self.trial.last_words(Speaker::Job) {
             Some(words) if !end.is_success() => format!("; its last output: {words}"),
             Some(_) | None => String::new(),
         };

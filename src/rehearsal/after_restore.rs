@@ -6,6 +6,7 @@ use super::not_kept::TrialImage;
 use super::rehearsal_report::Outcome;
 use super::run_rehearsal::{End, STREAMS};
 use super::signs::{self, LEAST, Sign};
+use super::trial::Speaker;
 use crate::history::{Event, time_in_words};
 
 impl Acts<'_, '_, '_> {
@@ -18,7 +19,7 @@ impl Acts<'_, '_, '_> {
                 _ => None,
             });
             if news.is_none() && signs::is_over(trial)? {
-                let why = trial.last_words(true);
+                let why = trial.last_words(Speaker::Supervisor);
                 return Ok(Some(Err(
                     why.unwrap_or_else(|| "the supervisor ended".to_owned())
                 )));

@@ -19,7 +19,7 @@ use super::copies::Copies;
 use super::not_kept::NotKept;
 use super::rehearsal_report::{Failure, Outcome, Report, Step, Verdict};
 use super::trial::{AfterCrash, Setup, Trial, folder};
-use super::uninterrupted::{self, Ran};
+use super::uninterrupted::{self, Completed, Ran, Uninterrupted};
 use crate::clock;
 use crate::config::{Config, Loaded};
 use crate::criu::Search;
@@ -253,24 +253,23 @@ fn in_place(
         let end = uncopied(&reason, restored.image.missing());
         book.failed("copies", end)
     })?;
-    let folders = (place, store.as_path());
-    let ran = Ran::of(
-        &copies,
-        folders,
-        outputs,
-        restored.lengths,
-        restored.has_ended,
-    )?;
-    let enough = restored.enough();
-    let until = (enough, begun.elapsed());
+    let completed = Completed {
+        place,
+        store: &store,
+        paths: outputs,
+        lengths: restored.lengths,
+        has_ended: restored.has_ended,
+    };
+    let ran = Ran::of(&copies, completed)?;
+    let (enough, trial_took) = (restored.enough(), begun.elapsed());
     let mut run = |name, folder: &str| {
-        uninterrupted::run(
-            options,
-            book,
-            &mut copies,
-            (name, &place.join(folder)),
-            until,
-        )
+        let run = Uninterrupted {
+            name,
+            folder: &place.join(folder),
+            enough,
+            trial_took,
+        };
+        uninterrupted::run(options, book, &mut copies, run)
     };
     let uninterrupted = [run("first run", "first")?, run("second run", "second")?];
     compare(&restored, ran, uninterrupted, book)

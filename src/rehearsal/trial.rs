@@ -98,6 +98,15 @@ pub(super) enum AfterCrash {
     End,
 }
 
+/// The author of lines in the messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Speaker {
+    /// The job, on its stderr.
+    Job,
+    /// The trial's supervisor.
+    Supervisor,
+}
+
 /// A supervisor under trial. When dropped, it is ended.
 pub(super) struct Trial<'a> {
     folder: PathBuf,
@@ -227,16 +236,20 @@ impl<'a> Trial<'a> {
     }
 
     /// Returns the last lines of the job's stderr, or of the supervisor's messages, joined.
-    pub(super) fn last_words(&self, of_the_supervisor: bool) -> Option<String> {
+    pub(super) fn last_words(&self, speaker: Speaker) -> Option<String> {
         const LINES: usize = 3;
         let [_, stderr, messages] = shown_paths(&self.folder);
         // The supervisor writes its last message to stderr.
-        let paths = [Some(messages).filter(|_| of_the_supervisor), Some(stderr)];
+        let paths = [
+            Some(messages).filter(|_| speaker == Speaker::Supervisor),
+            Some(stderr),
+        ];
         let tails = paths.iter().flatten().map(|path| tail(path));
         let tail: Vec<u8> = tails.collect::<io::Result<Vec<_>>>().ok()?.concat();
         let tail = String::from_utf8_lossy(&tail);
         let wanted = |line: &&str| {
-            !line.trim().is_empty() && line.starts_with("ckpt-run: ") == of_the_supervisor
+            let is_ours = line.starts_with("ckpt-run: ");
+            !line.trim().is_empty() && is_ours == (speaker == Speaker::Supervisor)
         };
         let mut lines: Vec<&str> = tail.lines().rev().filter(wanted).take(LINES).collect();
         lines.reverse();

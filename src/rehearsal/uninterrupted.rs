@@ -11,7 +11,7 @@ use super::outside::written_outside;
 use super::rehearsal_report::Outcome;
 use super::run_rehearsal::{Book, End, Options};
 use super::signs;
-use super::trial::{AfterCrash, Setup, Trial, file_error};
+use super::trial::{AfterCrash, Setup, Speaker, Trial, file_error};
 use crate::clock;
 use crate::history::time_in_words;
 
@@ -40,16 +40,30 @@ pub(super) enum Enough {
     Output([u64; 2]),
 }
 
+/// A completed run.
+pub(super) struct Completed<'a> {
+    /// The folder of the rehearsal.
+    pub place: &'a Path,
+    /// The run's store in that folder.
+    pub store: &'a Path,
+    /// The files of stdout and stderr.
+    pub paths: [PathBuf; 2],
+    /// The compared lengths of these files.
+    pub lengths: [u64; 2],
+    /// True if the job ended by itself, with exit code 0.
+    pub has_ended: bool,
+}
+
 impl Ran {
-    /// Records a completed run. `place` is the folder of the rehearsal, `store` the run's store in it.
-    pub(super) fn of(
-        copies: &Copies,
-        (place, store): (&Path, &Path),
-        paths: [PathBuf; 2],
-        lengths: [u64; 2],
-        has_ended: bool,
-    ) -> Result<Self, End> {
-        let [stdout, stderr] = paths;
+    /// Records a completed run.
+    pub(super) fn of(copies: &Copies, run: Completed<'_>) -> Result<Self, End> {
+        let Completed {
+            place,
+            store,
+            paths: [stdout, stderr],
+            lengths,
+            has_ended,
+        } = run;
         let output = |path, length| Output {
             path,
             length,
@@ -65,15 +79,32 @@ impl Ran {
     }
 }
 
-/// Runs the job until it has done `enough`, with a limit of twice the time of the trial and a margin.
+/// An uninterrupted run to be made.
+#[derive(Clone, Copy)]
+pub(super) struct Uninterrupted<'a> {
+    /// The name of the step in the report.
+    pub name: &'static str,
+    /// The run's folder, which is created.
+    pub folder: &'a Path,
+    /// The condition on which the run is long enough.
+    pub enough: Enough,
+    /// The time that the trial took.
+    pub trial_took: Duration,
+}
+
+/// Runs the job until it has done enough, with a limit of twice the time of the trial and a margin.
 pub(super) fn run(
     options: &Options<'_>,
     book: &mut Book<'_>,
     copies: &mut Copies,
-    run: (&'static str, &Path),
-    (enough, trial_took): (Enough, Duration),
+    run: Uninterrupted<'_>,
 ) -> Result<Ran, End> {
-    let (name, folder) = run;
+    let Uninterrupted {
+        name,
+        folder,
+        enough,
+        trial_took,
+    } = run;
     copies.renew()?;
     fs::create_dir(folder).map_err(file_error(folder))?;
     let mut trial = Trial::start(Setup {
@@ -101,7 +132,9 @@ pub(super) fn run(
     if has_ended {
         let ending = signs::end(&mut trial)?;
         if !ending.is_success() {
-            let said = trial.last_words(false).or_else(|| trial.last_words(true));
+            let said = trial
+                .last_words(Speaker::Job)
+                .or_else(|| trial.last_words(Speaker::Supervisor));
             let said = said.map_or_else(String::new, |words| format!("; its last output: {words}"));
             let reason =
                 format!("the job ended by itself ({ending}) in an uninterrupted run{said}");
@@ -122,5 +155,12 @@ pub(super) fn run(
     };
     book.note(name, Outcome::Ok, detail);
     let place = folder.parent().unwrap_or(folder);
-    Ran::of(copies, (place, &store), paths, lengths, has_ended)
+    let completed = Completed {
+        place,
+        store: &store,
+        paths,
+        lengths,
+        has_ended,
+    };
+    Ran::of(copies, completed)
 }

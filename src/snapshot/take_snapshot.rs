@@ -27,7 +27,7 @@ use crate::config::{Buffer, Cpus};
 use crate::gpu::error::GpuError;
 use crate::gpu::inherited_devices;
 use crate::gpu::processes::Gpu;
-use crate::gpu::resident::{ResidentError, ResidentPlan, Standby};
+use crate::gpu::resident::{PlanOptions, Purpose, ResidentError, ResidentPlan, Standby};
 use crate::job::{self, Descriptors, Process, When};
 use crate::run::image_facts::{ImageFacts, Stopwatch, Trigger};
 use crate::run::machine;
@@ -234,14 +234,19 @@ fn resident_plan(
     let Some((gpu, token)) = gpu.zip(job.token.as_ref()) else {
         return Ok(None);
     };
-    let to_host = afterwards == Afterwards::Pause;
-    let resident_plan = ResidentPlan::prepare(
-        (context, standby),
-        (token, &job.moved),
-        gpu,
-        to_host,
+    let purpose = match afterwards {
+        Afterwards::Pause => Purpose::Pause,
+        Afterwards::Continue | Afterwards::Stop => Purpose::Snapshot,
+    };
+    let options = PlanOptions {
+        context,
+        standby,
+        token,
+        moved: &job.moved,
+        purpose,
         despite,
-    );
+    };
+    let resident_plan = ResidentPlan::prepare(gpu, options);
     Ok(resident_plan.map_err(GpuError::from)?)
 }
 

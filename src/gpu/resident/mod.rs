@@ -27,7 +27,8 @@ mod suspend;
 pub use error::ResidentError;
 
 pub(crate) use kept_memory::KeptMemory;
+pub(crate) use policy::Purpose;
 pub(crate) use refill::refill;
 pub(crate) use resident_restore::ResidentRestore;
-pub(crate) use resident_snapshot::{ResidentPlan, ResidentTransfer, driver_suffices};
+pub(crate) use resident_snapshot::{PlanOptions, ResidentPlan, ResidentTransfer, driver_suffices};
 pub(crate) use standby::Standby;

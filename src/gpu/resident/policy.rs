@@ -78,14 +78,22 @@ const PIECE_DESCRIPTORS: u64 = 2;
 /// Number of descriptors for the rest of the program, with a margin.
 const OTHER_DESCRIPTORS: u64 = 256;
 
-/// Chooses. `descriptors` is the limit on open descriptors. `to_host` requires that the memory leaves the GPUs, for a
-/// pause.
+/// The purpose of a suspend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// The job continues on its GPUs.
+    Snapshot,
+    /// The memory must leave the GPUs, so that other programs can use them.
+    Pause,
+}
+
+/// Chooses. `descriptors` is the limit on open descriptors.
 ///
 /// # Errors
 /// The memory cannot be restored either way.
 pub(crate) fn choose(
     memory: Memory,
-    to_host: bool,
+    purpose: Purpose,
     descriptors: u64,
     covers: Vec<Cover>,
 ) -> Result<Way, ResidentError> {
@@ -107,7 +115,7 @@ pub(crate) fn choose(
     let moved = |cover: &Cover| cover.hello.as_ref().is_some_and(moved);
     Ok(match memory {
         Memory::Driver => Way::Driver(None),
-        Memory::Auto | Memory::Resident if to_host => Way::Driver(None),
+        Memory::Auto | Memory::Resident if purpose == Purpose::Pause => Way::Driver(None),
         Memory::Auto | Memory::Resident if covers.iter().any(moved) => Way::Driver(Some(
             "the job was restored onto another GPU, where its driver cannot import memory",
         )),
@@ -125,7 +133,7 @@ pub(crate) fn choose(
 mod tests {
     use super::*;
 
-    fn cover(bytes: u64, imported: bool, shares: bool) -> Cover {
+    fn cover(bytes: u64) -> Cover {
         Cover {
             host_pid: 1300,
             pid: 300,
@@ -134,16 +142,26 @@ mod tests {
                 segments: 1,
                 bytes,
                 released: false,
-                imported,
-                shares,
+                imported: false,
+                shares: false,
                 lends: false,
                 moved: false,
             }),
         }
     }
 
-    fn resident(memory: Memory, to_host: bool, covers: &[Cover]) -> Option<usize> {
-        match choose(memory, to_host, 1024, covers.to_vec()).unwrap() {
+    fn imported(mut cover: Cover) -> Cover {
+        cover.hello.as_mut().unwrap().imported = true;
+        cover
+    }
+
+    fn sharing(mut cover: Cover) -> Cover {
+        cover.hello.as_mut().unwrap().shares = true;
+        cover
+    }
+
+    fn resident(memory: Memory, purpose: Purpose, covers: &[Cover]) -> Option<usize> {
+        match choose(memory, purpose, 1024, covers.to_vec()).unwrap() {
             Way::Driver(_) => None,
             Way::Resident(covers) => Some(covers.len()),
         }
@@ -153,49 +171,52 @@ mod tests {
     fn large_memory_stays_unless_it_must_leave_the_gpu() {
         let none = Cover {
             hello: None,
-            ..cover(0, false, false)
+            ..cover(0)
         };
-        let covers = [cover(5, false, false), cover(0, false, false), none.clone()];
+        let covers = [cover(5), cover(0), none.clone()];
         for memory in [Memory::Auto, Memory::Resident] {
-            assert_eq!(resident(memory, false, &covers), Some(3));
-            assert_eq!(resident(memory, true, &covers), None);
-            assert_eq!(resident(memory, false, &covers[1..]), None);
-            assert_eq!(resident(memory, false, &[]), None);
+            assert_eq!(resident(memory, Purpose::Snapshot, &covers), Some(3));
+            assert_eq!(resident(memory, Purpose::Pause, &covers), None);
+            assert_eq!(resident(memory, Purpose::Snapshot, &covers[1..]), None);
+            assert_eq!(resident(memory, Purpose::Snapshot, &[]), None);
         }
-        assert_eq!(resident(Memory::Driver, false, &covers), None);
+        assert_eq!(resident(Memory::Driver, Purpose::Snapshot, &covers), None);
     }
 
     #[test]
     fn more_pieces_than_descriptors_go_the_driver_s_way_or_no_way() {
-        let mut covers = [cover(5, false, false), cover(5, false, false)];
+        let mut covers = [cover(5), cover(5)];
         covers[0].hello.as_mut().unwrap().segments = 383;
-        assert_eq!(resident(Memory::Auto, false, &covers), Some(2));
+        assert_eq!(resident(Memory::Auto, Purpose::Snapshot, &covers), Some(2));
         covers[0].hello.as_mut().unwrap().segments += 1;
-        assert_eq!(resident(Memory::Auto, false, &covers), None);
+        assert_eq!(resident(Memory::Auto, Purpose::Snapshot, &covers), None);
         covers[1].hello.as_mut().unwrap().imported = true;
-        let error = choose(Memory::Auto, false, 1024, covers.to_vec()).unwrap_err();
+        let error = choose(Memory::Auto, Purpose::Snapshot, 1024, covers.to_vec()).unwrap_err();
         assert!(error.to_string().contains("385 pieces"), "{error}");
     }
 
     #[test]
     fn driver_suspends_memory_moved_to_another_gpu() {
-        let mut covers = [cover(5, false, false), cover(5, false, false)];
+        let mut covers = [cover(5), cover(5)];
         covers[1].know(&[301]);
-        assert_eq!(resident(Memory::Resident, false, &covers), Some(2));
+        assert_eq!(
+            resident(Memory::Resident, Purpose::Snapshot, &covers),
+            Some(2)
+        );
         covers[1].know(&[300]);
-        assert_eq!(resident(Memory::Resident, false, &covers), None);
+        assert_eq!(resident(Memory::Resident, Purpose::Snapshot, &covers), None);
         // The memory is the driver's, although another process has memory that the driver would lose.
-        covers[0] = cover(5, true, false);
-        assert_eq!(resident(Memory::Auto, false, &covers), Some(2));
+        covers[0] = imported(cover(5));
+        assert_eq!(resident(Memory::Auto, Purpose::Snapshot, &covers), Some(2));
         assert_eq!(bytes(&covers), 5);
     }
 
     #[test]
     fn memory_that_the_driver_would_lose_stays_resident() {
         for memory in [Memory::Auto, Memory::Resident, Memory::Driver] {
-            for to_host in [false, true] {
-                let covers = [cover(5, true, false)];
-                assert_eq!(resident(memory, to_host, &covers), Some(1));
+            for purpose in [Purpose::Snapshot, Purpose::Pause] {
+                let covers = [imported(cover(5))];
+                assert_eq!(resident(memory, purpose, &covers), Some(1));
             }
         }
     }
@@ -203,9 +224,10 @@ mod tests {
     #[test]
     fn a_process_that_shares_since_it_was_asked_is_a_newcomer() {
         let lends = |pid, lends, shares| {
-            let mut cover = cover(5, false, shares);
+            let mut cover = cover(5);
             cover.pid = pid;
-            cover.hello.as_mut().unwrap().lends = lends;
+            let hello = cover.hello.as_mut().unwrap();
+            (hello.lends, hello.shares) = (lends, shares);
             cover
         };
         let prepared = |cover: &Cover| cover.pid == 1;
@@ -226,14 +248,18 @@ mod tests {
     #[test]
     fn shared_agent_memory_stays_and_unrestorable_is_refused() {
         let lends = |moved| {
-            let mut cover = cover(5, false, false);
+            let mut cover = cover(5);
             let hello = cover.hello.as_mut().unwrap();
             (hello.lends, hello.moved) = (true, moved);
             [cover]
         };
-        assert_eq!(resident(Memory::Driver, true, &lends(false)), Some(1));
-        for covers in [[cover(5, true, true)], lends(true)] {
-            let error = choose(Memory::Driver, false, 1024, covers.to_vec()).unwrap_err();
+        assert_eq!(
+            resident(Memory::Driver, Purpose::Pause, &lends(false)),
+            Some(1)
+        );
+        for covers in [[sharing(imported(cover(5)))], lends(true)] {
+            let error =
+                choose(Memory::Driver, Purpose::Snapshot, 1024, covers.to_vec()).unwrap_err();
             assert!(error.to_string().contains("process 300"), "{error}");
         }
     }

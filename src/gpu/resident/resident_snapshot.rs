@@ -6,9 +6,9 @@ use super::copy_lanes::{CopyLanes, Shadowed, TakeOver, TakenMemory};
 use super::error::ResidentError;
 use super::kept_memory::{self, KeptMemory};
 use super::memory_usage::{MemoryUsage, shadows};
-use super::policy::{Cover, Way, bytes, choose, expect_no_newcomer};
+use super::policy::{Cover, Purpose, Way, bytes, choose, expect_no_newcomer};
 use super::standby::Standby;
-use super::suspend::suspend;
+use super::suspend::{ResidentProcesses, suspend};
 use crate::agent_client::{Channel, Token};
 use crate::config::Memory;
 use crate::cuda::{self, GpuUuid, SuspendOptions};
@@ -43,17 +43,34 @@ pub(crate) struct ResidentTransfer {
     taken: Option<TakenMemory>,
 }
 
+/// Options of [`ResidentPlan::prepare`].
+#[derive(Clone, Copy)]
+pub(crate) struct PlanOptions<'a> {
+    pub context: &'a RunContext,
+    pub standby: &'a Standby,
+    pub token: &'a Token,
+    /// Processes on other GPUs than their agents know.
+    pub moved: &'a [i32],
+    pub purpose: Purpose,
+    /// The error of an earlier attempt.
+    pub despite: Option<&'a ResidentError>,
+}
+
 impl ResidentPlan {
     /// Decides and prepares; returns `None` if the driver suspends all memory. Adds facts about the memory per GPU to
-    /// `gpu`. `moved` are processes on other GPUs than their agents know; `to_host` is set for a pause; `despite` is
-    /// the error of an earlier attempt.
+    /// `gpu`.
     pub fn prepare(
-        (context, standby): (&RunContext, &Standby),
-        (token, moved): (&Token, &[i32]),
         gpu: &mut Gpu<'_>,
-        to_host: bool,
-        despite: Option<&ResidentError>,
+        options: PlanOptions<'_>,
     ) -> Result<Option<Self>, ResidentError> {
+        let PlanOptions {
+            context,
+            standby,
+            token,
+            moved,
+            purpose,
+            despite,
+        } = options;
         let wanted = context.config.cuda.memory;
         let now = despite.map_or(wanted, |_| Memory::Driver);
         let mut channel = Channel::bind()?;
@@ -63,7 +80,7 @@ impl ResidentPlan {
         }
         let held = MemoryUsage::ask(&mut channel, token, &covers);
         gpu.add(held.iter().flat_map(MemoryUsage::imported));
-        let covers = match choose(now, to_host, machine::descriptors(), covers)? {
+        let covers = match choose(now, purpose, machine::descriptors(), covers)? {
             Way::Resident(covers) => covers,
             Way::Driver(reason) => {
                 let failure = despite.map(|error| chain(error));
@@ -131,11 +148,15 @@ impl ResidentPlan {
         ),
         ResidentError,
     > {
-        let who = (&self.token, &self.covers[..]);
         let take = |kept: &_| self.copy_lanes.take(kept, streams);
-        let (driver, users) = (gpu.driver(), gpu.users());
+        let processes = ResidentProcesses {
+            driver: gpu.driver(),
+            users: gpu.users(),
+            token: &self.token,
+            covers: &self.covers,
+        };
         let (suspended, halted, kept, taking) =
-            suspend(driver, users, halt_group, who, options, watch, take)?;
+            suspend(processes, halt_group, options, watch, take)?;
         let transfer = ResidentTransfer {
             copy_lanes: Arc::clone(&self.copy_lanes),
             streams: streams.clone(),

@@ -25,20 +25,35 @@ const TRIES_MAX: u32 = 5;
 /// Pause between two attempts: long enough for a CUDA call to finish.
 const TRY_PAUSE: Duration = Duration::from_millis(5);
 
+/// The processes to be suspended.
+#[derive(Clone, Copy)]
+pub(crate) struct ResidentProcesses<'a> {
+    pub driver: &'a Driver,
+    /// All CUDA processes.
+    pub users: &'a [i32],
+    pub token: &'a Token,
+    /// Those with an agent.
+    pub covers: &'a [Cover],
+}
+
 /// Halts the processes, makes the agents release their memory, and suspends the GPU state of all `users`; before that,
 /// `take` is called with the memory. The processes are still halted on return.
 ///
 /// # Errors
 /// Everything is unchanged, unless the error reports that the job is lost.
 pub(crate) fn suspend(
-    driver: &Driver,
-    users: &[i32],
+    processes: ResidentProcesses<'_>,
     halt_group: &HaltGroup,
-    (token, covers): (&Token, &[Cover]),
     options: &SuspendOptions,
     watch: &mut Stopwatch,
     take: impl FnOnce(&KeptMemory) -> Result<TakeOver, ResidentError>,
 ) -> Result<(cuda::Suspended, HaltedProcesses, KeptMemory, TakeOver), ResidentError> {
+    let ResidentProcesses {
+        driver,
+        users,
+        token,
+        covers,
+    } = processes;
     let mut kept = KeptMemory::of(token, covers)?;
     let mut tries = 0;
     let (mut halted, locked) = loop {
