@@ -22,11 +22,15 @@ pub const DEFAULT_TOML: &str = include_str!("../../config/default.toml");
 pub(super) const INTERVAL: &str = "snapshot.interval";
 /// The key of the schedule that has precedence.
 const CRON: &str = "snapshot.cron";
-/// Pairs of keys of which a place gives one. The first ends a value of the second from an earlier place.
-const EXCLUSIVE: [[&str; 2]; 3] = [
+const KEY_FILE: &str = "encryption.key_file";
+const KEY_COMMAND: &str = "encryption.key_command";
+/// Pairs of keys of which a place can give only one.
+const EXCLUSIVE: [[&str; 2]; 2] = [[INTERVAL, CRON], [KEY_FILE, KEY_COMMAND]];
+/// Pairs of keys of which the first ends a value of the second from an earlier place.
+const ENDING: [[&str; 2]; 3] = [
     [INTERVAL, CRON],
-    ["encryption.key_file", "encryption.key_command"],
-    ["encryption.key_command", "encryption.key_file"],
+    [KEY_FILE, KEY_COMMAND],
+    [KEY_COMMAND, KEY_FILE],
 ];
 
 /// Settings with the origin of each.
@@ -167,22 +171,20 @@ impl Loaded {
             refused.extend(set.err());
         }
         let given_here = |loaded: &Self, path| here.get(path).filter(|_| loaded.is_given(path));
-        for [path, other] in EXCLUSIVE {
-            let Some(origin) = given_here(self, path) else {
-                continue;
-            };
-            match given_here(self, other) {
-                Some(second) => {
-                    let why = "only one can be given; remove the other";
-                    let (first, second) = (origin.clone(), second.clone());
-                    refused.push(contradiction((first, path), (second, other), why));
-                    break;
-                }
-                None if self.is_given(other) => {
-                    self.values.insert(other, Value::from(""));
-                    self.origins.insert(other.to_owned(), origin.clone());
-                }
-                None => {}
+        for [first, second] in EXCLUSIVE {
+            if let (Some(one), Some(other)) = (given_here(self, first), given_here(self, second)) {
+                let why = "only one can be given; remove the other";
+                let (one, other) = ((one.clone(), first), (other.clone(), second));
+                refused.push(contradiction(one, other, why));
+            }
+        }
+        for [path, ended] in ENDING {
+            if let Some(origin) = given_here(self, path)
+                && self.is_given(ended)
+                && !here.contains_key(ended)
+            {
+                self.values.insert(ended, Value::from(""));
+                self.origins.insert(ended.to_owned(), origin.clone());
             }
         }
         self.config = settings(&self.values).unwrap_or_else(|_| self.config.clone());

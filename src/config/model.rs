@@ -297,7 +297,7 @@ pub struct Files {
     /// Files that are never saved or put back.
     #[serde(deserialize_with = "patterns")]
     pub exclude: Vec<String>,
-    /// What happens when a file cannot be put back.
+    /// Reaction to a file that cannot be put back.
     pub on_lost: OnLost,
 }
 
@@ -311,7 +311,7 @@ pub enum Watch {
     Off,
 }
 
-/// What happens when a file of the job cannot be put back.
+/// Reaction to a file of the job that cannot be put back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum OnLost {

@@ -160,6 +160,18 @@ fn a_check_tells_all_that_is_wrong_place_by_place() {
 }
 
 #[test]
+fn a_check_reports_every_contradiction_of_a_place() {
+    let machine = Machine::new().project(
+        "[snapshot]\ncron = '@daily'\ninterval = '15m'\n\
+         [encryption]\nkey_file = '/k'\nkey_command = 'pass show k'",
+    );
+    let found = check(&machine.sources);
+    let is_contradiction = |error: &ConfigError| matches!(error, ConfigError::Contradiction { .. });
+    assert!(found.iter().all(is_contradiction), "{found:?}");
+    assert_eq!(found.len(), 2, "{found:?}");
+}
+
+#[test]
 fn a_check_of_good_settings_tells_nothing() {
     let machine = Machine::new().project("[snapshot]\nlevel = 3");
     assert!(check(&machine.sources).is_empty());

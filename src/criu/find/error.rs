@@ -10,7 +10,7 @@ use crate::criu::criu_version::Version;
 const REMEDY: &str =
     "run scripts/setup, install CRIU 4.0 or newer, or name one by --criu or CKPT_RUN_CRIU";
 
-/// Why there is no CRIU to work with. Nothing was changed.
+/// Reason why there is no usable CRIU. Nothing was changed.
 #[derive(Debug, thiserror::Error)]
 pub enum FindError {
     /// No candidate exists.
@@ -65,7 +65,7 @@ pub enum FindError {
     },
 }
 
-/// Why `criu check` did not pass.
+/// Reason why `criu check` did not pass.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckError {
     /// The program could not be run.
