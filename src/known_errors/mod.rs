@@ -310,8 +310,7 @@ pub static CAUSES: &[Cause] = &[
     criu(&["do not match expected", "Pid "], PID_TAKEN, OWN_PIDS),
     criu(
         &["ctty inheritance detected"],
-        "a process of the job opened /dev/tty itself, in addition to its inherited terminal (ssh, less, a password \
-         prompt)",
+        "a process of the job opened /dev/tty itself, in addition to its inherited terminal (ssh, less, a password prompt)",
         "let it close /dev/tty before snapshots, or start it outside terminals that the job creates",
     ),
     criu(
@@ -372,8 +371,7 @@ pub static CAUSES: &[Cause] = &[
     criu(
         &["suspending seccomp failed"],
         "ckpt-run runs under a seccomp filter or in a user namespace, and may not lift the job's own filters",
-        "in a container set seccomp=unconfined (Kubernetes: seccompProfile of type Unconfined); do not use a \
-         rootless container",
+        "in a container set seccomp=unconfined (Kubernetes: seccompProfile of type Unconfined); do not use a rootless container",
     ),
     // SO_PASSCRED, which internet sockets no longer have since Linux 6.16.
     criu(
