@@ -32,7 +32,7 @@ pub(crate) struct ResidentProcesses<'a> {
     /// All CUDA processes.
     pub users: &'a [i32],
     pub token: &'a Token,
-    /// Those with an agent.
+    /// CUDA processes with an agent.
     pub covers: &'a [Cover],
 }
 
