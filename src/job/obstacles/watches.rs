@@ -28,12 +28,10 @@ const HANDLE_BYTES_MAX: usize = 128;
 /// Looks for the first watch of which something would be lost.
 pub(super) fn find(open: &[Descriptors]) -> Option<Obstacle> {
     open.iter().find_map(|Descriptors { process, all }| {
-        let watching = all
+        let mut watching = all
             .iter()
             .filter(|one| KINDS.iter().any(|kind| one.is_kernels(kind)));
-        let finding = watching
-            .filter_map(|one| lost(process.host_pid, one))
-            .next()?;
+        let finding = watching.find_map(|one| lost(process.host_pid, one))?;
         Some(Obstacle::of(process, finding))
     })
 }
