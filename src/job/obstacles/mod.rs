@@ -9,10 +9,12 @@ mod leases;
 mod namespaces;
 mod obstacle;
 mod proc_files;
+mod search;
 mod sessions;
 mod strays;
 mod watches;
 
 pub use hugetlb::have_huge_pages;
-pub use obstacle::{Finding, Obstacle, ProcessName, When, find_obstacle};
+pub use obstacle::{Finding, Obstacle, ProcessName};
 pub(super) use proc_files::is_proc_file;
+pub use search::{When, find_obstacle};

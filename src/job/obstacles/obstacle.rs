@@ -5,10 +5,7 @@ use std::fs;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use super::{covered, hugetlb, leases, namespaces, proc_files, sessions, strays, watches};
-use crate::job::descriptors::Descriptors;
-use crate::job::sockets;
-use crate::job::tree::{Process, TreeError};
+use crate::job::tree::Process;
 
 /// The reason why a snapshot of the job would be worth nothing, or would harm it.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -180,43 +177,6 @@ pub enum Finding {
          folder that it is in", .0.display()
     )]
     WatchedLink(PathBuf),
-}
-
-/// The moment of a search.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum When {
-    /// The job computes.
-    Ahead,
-    /// The tasks are frozen: what takes longer to find, or what CRIU names itself, is not looked for again.
-    Frozen,
-}
-
-/// Looks for the first obstacle in the job's processes, which have `open` open; the first of them is the root of the tree.
-/// A process that exits meanwhile has none. `sandbox` is pid 1 of the sandbox, as the host sees it.
-///
-/// # Errors
-/// The processes of the sandbox cannot be read.
-pub fn find_obstacle(
-    sandbox: i32,
-    processes: &[Process],
-    open: &[Descriptors],
-    when: When,
-) -> Result<Option<Obstacle>, TreeError> {
-    if let Some(stray) = strays::find(sandbox, processes)? {
-        return Ok(Some(stray));
-    }
-    let found = sessions::find(processes)
-        .or_else(|| leases::find(open))
-        .or_else(|| namespaces::find(processes))
-        .or_else(|| proc_files::find(processes, open))
-        .or_else(|| watches::find(open));
-    Ok(match when {
-        When::Ahead => found
-            .or_else(|| covered::find(processes, open))
-            .or_else(|| hugetlb::find(processes))
-            .or_else(|| sockets::find_unknown_kind(open)),
-        When::Frozen => found,
-    })
 }
 
 /// A process as messages name it.

@@ -1,0 +1,50 @@
+//! Search for an obstacle to a snapshot.
+//!
+//! ```text
+//! before the freeze   every kind
+//! tasks frozen        kinds that are found at once and that CRIU does not report itself
+//! ```
+//! The kinds do not use this file.
+
+use super::obstacle::Obstacle;
+use super::{covered, hugetlb, leases, namespaces, proc_files, sessions, strays, watches};
+use crate::job::descriptors::Descriptors;
+use crate::job::sockets;
+use crate::job::tree::{Process, TreeError};
+
+/// The moment of a search.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum When {
+    /// The job computes.
+    Ahead,
+    /// The tasks are frozen: what takes longer to find, or what CRIU names itself, is not looked for again.
+    Frozen,
+}
+
+/// Looks for the first obstacle in the job's processes, which have `open` open; the first of them is the root of the tree.
+/// A process that exits meanwhile has none. `sandbox` is pid 1 of the sandbox, as the host sees it.
+///
+/// # Errors
+/// The processes of the sandbox cannot be read.
+pub fn find_obstacle(
+    sandbox: i32,
+    processes: &[Process],
+    open: &[Descriptors],
+    when: When,
+) -> Result<Option<Obstacle>, TreeError> {
+    if let Some(stray) = strays::find(sandbox, processes)? {
+        return Ok(Some(stray));
+    }
+    let found = sessions::find(processes)
+        .or_else(|| leases::find(open))
+        .or_else(|| namespaces::find(processes))
+        .or_else(|| proc_files::find(processes, open))
+        .or_else(|| watches::find(open));
+    Ok(match when {
+        When::Ahead => found
+            .or_else(|| covered::find(processes, open))
+            .or_else(|| hugetlb::find(processes))
+            .or_else(|| sockets::find_unknown_kind(open)),
+        When::Frozen => found,
+    })
+}
