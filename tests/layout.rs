@@ -62,6 +62,10 @@ const FILES_MAX: usize = 20;
 const LINES_MAX: usize = 500;
 /// Minimum length of a file, in lines: a shorter one belongs into the file that uses it.
 const LINES_MIN: usize = 50;
+/// Maximum number of files that import each other, directly or through others.
+const CYCLE_MAX: usize = 10;
+/// Limit on the length of a chain of re-exports.
+const RE_EXPORTS_MAX: usize = 8;
 /// Files that may be shorter, because they are the single place of something or are separate for a reason.
 const SHORT: [&str; 5] = [
     "main.rs",      // entry points
@@ -214,6 +218,108 @@ fn every_file_has_a_name_of_its_own() {
     assert!(places.is_empty(), "{places:#?}");
 }
 
+/// What decisions of the supervisor must not use.
+const NOT_PURE: [&str; 7] = [
+    "crate::clock",
+    "std::fs",
+    "std::io",
+    "std::process",
+    "std::thread",
+    "tracing::",
+    ".elapsed()",
+];
+
+#[test]
+fn decisions_of_the_supervisor_do_no_io() {
+    let folder = root().join("supervisor/decide");
+    let decides = |file: &&PathBuf| {
+        let name = file.file_stem().unwrap().to_str().unwrap();
+        file.starts_with(&folder) && !["tests", "world", "world_steps"].contains(&name)
+    };
+    let files = sources();
+    let mut wrong = Vec::new();
+    for file in files.iter().filter(decides) {
+        let text = fs::read_to_string(file).unwrap();
+        let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap();
+        for word in NOT_PURE.iter().filter(|word| code.contains(**word)) {
+            wrong.push(format!("{} has {word}", file.display()));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(files.iter().filter(decides).count() > 8);
+}
+
+#[test]
+fn at_most_ten_files_import_each_other() {
+    let imports = imports();
+    let edges: usize = imports.values().map(BTreeSet::len).sum();
+    assert!(edges > 1500, "only {edges} imports were found");
+    let reachable: BTreeMap<_, _> = imports
+        .keys()
+        .map(|from| (from, reachable(&imports, from)))
+        .collect();
+    let cycle = |from: &Vec<String>| -> Vec<String> {
+        let forward = reachable[from].iter();
+        let both_ways = forward.filter(|to| reachable[**to].contains(from));
+        both_ways.map(|to| to.join("/")).collect()
+    };
+    let largest = imports.keys().map(cycle).max_by_key(Vec::len).unwrap();
+    println!("largest import cycle: {} files", largest.len());
+    assert!(
+        largest.len() <= CYCLE_MAX,
+        "{} files import each other:\n{}",
+        largest.len(),
+        largest.join("\n")
+    );
+}
+
+/// Returns the modules that a module imports, directly or through others.
+fn reachable<'a>(
+    imports: &'a BTreeMap<Vec<String>, BTreeSet<Vec<String>>>,
+    from: &'a Vec<String>,
+) -> BTreeSet<&'a Vec<String>> {
+    let mut found = BTreeSet::new();
+    let mut next = vec![from];
+    while let Some(module) = next.pop() {
+        next.extend(imports[module].iter().filter(|to| found.insert(*to)));
+    }
+    found
+}
+
+/// Returns the imports of each file, as module paths. An import through a re-export counts as an import of the file that
+/// has the item. Imports of tests do not count.
+fn imports() -> BTreeMap<Vec<String>, BTreeSet<Vec<String>>> {
+    let files: BTreeMap<Vec<String>, Uses> = sources()
+        .into_iter()
+        .filter(|file| !is_for_tests(file))
+        .map(|file| (module_path(&file), uses_of(&file, Tests::Skipped)))
+        .collect();
+    let import = |module: &Vec<String>, uses: &Uses| {
+        let found = uses.paths.iter().filter_map(|path| home(&files, path, 0));
+        found.filter(|to| to != module && !to.is_empty()).collect()
+    };
+    let imports = files.iter();
+    imports
+        .map(|(module, uses)| (module.clone(), import(module, uses)))
+        .collect()
+}
+
+/// Returns the module that has the item of a path.
+fn home(files: &BTreeMap<Vec<String>, Uses>, path: &[String], depth: usize) -> Option<Vec<String>> {
+    let module = (0..=path.len())
+        .rev()
+        .map(|length| &path[..length])
+        .find(|module| files.contains_key(*module))?;
+    let item = path.get(module.len());
+    match item.and_then(|item| files[module].exports.get(item)) {
+        Some(place) if depth < RE_EXPORTS_MAX => {
+            let path = [place.as_slice(), &path[module.len() + 1..]].concat();
+            home(files, &path, depth + 1)
+        }
+        _ => Some(module.to_vec()),
+    }
+}
+
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("src")
 }
@@ -258,31 +364,48 @@ fn module_path(file: &Path) -> Vec<String> {
 
 /// Returns the top-level modules that a file names, in `use` items, in other paths and in the arguments of macros.
 fn used_modules(file: &Path) -> BTreeSet<String> {
+    let paths = uses_of(file, Tests::Read).paths.into_iter();
+    paths.filter_map(|path| path.into_iter().next()).collect()
+}
+
+fn uses_of(file: &Path, tests: Tests) -> Uses {
     let text = fs::read_to_string(file).unwrap();
     let parsed =
         syn::parse_file(&text).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
     let mut uses = Uses {
         module: module_path(file),
-        found: BTreeSet::new(),
+        tests,
+        paths: BTreeSet::new(),
+        exports: BTreeMap::new(),
     };
     uses.visit_file(&parsed);
-    uses.found
+    uses
 }
 
-/// Collector of the top-level modules of all paths.
+/// Treatment of the modules of tests in a file.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Tests {
+    Read,
+    Skipped,
+}
+
+/// Collector of the paths that a file names, from the root of the crate.
 struct Uses {
     /// Module that is being read.
     module: Vec<String>,
-    found: BTreeSet<String>,
+    tests: Tests,
+    paths: BTreeSet<Vec<String>>,
+    /// Re-exported items, and their paths; they are among `paths` if tests are read.
+    exports: BTreeMap<String, Vec<String>>,
 }
 
 impl Uses {
-    /// Adds the top-level module of a path, if the path begins with `crate`, `self` or `super`.
-    fn add(&mut self, path: &[String]) {
+    /// Returns a path from the root of the crate, if it begins with `crate`, `self` or `super`.
+    fn absolute(&self, path: &[String]) -> Option<Vec<String>> {
         let mut at = match path.first().map(String::as_str) {
             Some("crate") => Vec::new(),
             Some("self" | "super") => self.module.clone(),
-            _ => return,
+            _ => return None,
         };
         for part in path {
             match part.as_str() {
@@ -291,19 +414,32 @@ impl Uses {
                 name => at.push(name.to_owned()),
             }
         }
-        self.found.extend(at.into_iter().next());
+        Some(at)
     }
 
-    fn add_tree(&mut self, prefix: &[String], tree: &UseTree) {
-        let with = |name: String| [prefix, &[name]].concat();
+    fn add(&mut self, path: &[String]) {
+        let path = self.absolute(path).filter(|path| !path.is_empty());
+        self.paths.extend(path);
+    }
+
+    fn add_export(&mut self, path: &[String], name: &syn::Ident) {
+        let relative = || [self.module.as_slice(), path].concat();
+        let path = self.absolute(path).unwrap_or_else(relative);
+        self.exports.insert(name.to_string(), path);
+    }
+
+    fn add_tree(&mut self, prefix: &[String], tree: &UseTree, exported: bool) {
+        let with = |name: &syn::Ident| [prefix, &[name.to_string()]].concat();
         match tree {
-            UseTree::Path(path) => self.add_tree(&with(path.ident.to_string()), &path.tree),
-            UseTree::Name(name) => self.add(&with(name.ident.to_string())),
-            UseTree::Rename(rename) => self.add(&with(rename.ident.to_string())),
+            UseTree::Path(path) => self.add_tree(&with(&path.ident), &path.tree, exported),
+            UseTree::Name(name) if exported => self.add_export(&with(&name.ident), &name.ident),
+            UseTree::Rename(new) if exported => self.add_export(&with(&new.ident), &new.rename),
+            UseTree::Name(name) => self.add(&with(&name.ident)),
+            UseTree::Rename(rename) => self.add(&with(&rename.ident)),
             UseTree::Glob(_) => self.add(prefix),
             UseTree::Group(group) => {
                 for tree in &group.items {
-                    self.add_tree(prefix, tree);
+                    self.add_tree(prefix, tree, exported);
                 }
             }
         }
@@ -331,13 +467,19 @@ impl Uses {
 
 impl<'ast> Visit<'ast> for Uses {
     fn visit_item_mod(&mut self, item: &'ast ItemMod) {
+        let is_for_tests = item.ident == "tests";
+        if is_for_tests && self.tests == Tests::Skipped {
+            return;
+        }
         self.module.push(item.ident.to_string());
         visit::visit_item_mod(self, item);
         self.module.pop();
     }
 
     fn visit_item_use(&mut self, item: &'ast ItemUse) {
-        self.add_tree(&[], &item.tree);
+        let is_public = !matches!(item.vis, syn::Visibility::Inherited);
+        let exported = is_public && self.tests == Tests::Skipped;
+        self.add_tree(&[], &item.tree, exported);
     }
 
     fn visit_path(&mut self, path: &'ast syn::Path) {

@@ -1,5 +1,5 @@
 //! The computing time between two snapshots (`interval = "auto"`): a pure function of the cost of a snapshot and the
-//! rate of failures. `handlers/snapshot_timer` measures both.
+//! rate of failures. `decide/snapshot_timer` measures both.
 //!
 //! ```text
 //! C   what a snapshot takes from the job: its freeze, and what writing the image slows the job down by
