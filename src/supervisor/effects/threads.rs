@@ -2,20 +2,25 @@
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use super::meter;
+use tokio::sync::mpsc::Sender;
+
+use super::meter::{self, Meter};
 use super::perform::{Effects, Outcome, Processes};
+use crate::gpu::resident::Standby;
 use crate::restore::error::RestoreError;
 use crate::restore::restore_image;
 use crate::run::format::chain;
+use crate::run::run_context::RunContext;
 use crate::run::run_state::RunState;
+use crate::run::running_job::{Job, SharedStreams};
 use crate::snapshot::disk_space;
 use crate::snapshot::error::SnapshotError;
-use crate::snapshot::paused::Refused;
-use crate::snapshot::take_snapshot::{self, Subject};
+use crate::snapshot::paused::{Paused, Refused};
+use crate::snapshot::take_snapshot::{self, Snapshotted, Subject};
 use crate::store::ImageId;
 use crate::supervisor::decide::action::SnapshotOrder;
 use crate::supervisor::decide::event::{Event, Refusal, SnapshotEnd, Suspect};
@@ -43,55 +48,20 @@ impl Effects {
         if let Some(limit) = hook_limit {
             self.hook.shorten(limit);
         }
-        let (context, streams) = (Arc::clone(&self.context), Arc::clone(&self.streams));
-        let (standby, slot) = (Arc::clone(&self.standby), Arc::clone(&self.paused));
-        let (meter, state) = (Arc::clone(&self.meter), state.clone());
-        let inbox = self.inbox.clone();
-        let work = move || {
-            let computing = |freeze| {
-                meter::job_released(&meter, &job);
-                drop(inbox.blocking_send(Message::Event(Event::Computing(freeze))));
-            };
-            let subject = Subject {
-                context: &context,
-                standby: &standby,
-                job: &job,
-                streams: &streams,
-                state: &state,
-                trigger,
-            };
-            let take = AssertUnwindSafe(|| {
-                if !before.allows() {
-                    return Err(SnapshotError::Vetoed);
-                }
-                meter::snapshot_begins(&meter, &job);
-                take_snapshot::take(subject, afterwards, computing)
-            });
-            let result = catch_unwind(take).unwrap_or(Err(SnapshotError::Panicked));
-            let mut slowdown = Duration::ZERO;
-            let mut paused = None;
-            let result = result.map(|(done, pause)| {
-                paused = pause;
-                Box::new(done)
-            });
-            if paused.is_none() {
-                job.left_alone();
-            }
-            if result.is_ok() {
-                slowdown = meter::snapshot_ends(&meter, &job);
-                disk_space::rotate(&context, &state);
-            }
-            let end = SnapshotEnd {
-                result,
-                paused: paused.is_some(),
-                slowdown,
-            };
-            *locked(&slot) = paused;
-            // The loop ends with the run only.
-            let _ = inbox.blocking_send(Message::Event(Event::SnapshotEnded(Box::new(end))));
+        let work = SnapshotWork {
+            context: Arc::clone(&self.context),
+            standby: Arc::clone(&self.standby),
+            streams: Arc::clone(&self.streams),
+            paused: Arc::clone(&self.paused),
+            meter: Arc::clone(&self.meter),
+            inbox: self.inbox.clone(),
+            job,
+            state: state.clone(),
+            before,
+            order,
         };
         let thread = thread::Builder::new().name("snapshot".to_owned());
-        match thread.spawn(work) {
+        match thread.spawn(move || work.run()) {
             Ok(_) => Outcome::Notice(Notice::SnapshotBegan(trigger)),
             Err(error) => Outcome::Event(Event::SnapshotEnded(Box::new(SnapshotEnd {
                 result: Err(SnapshotError::Prepare(error)),
@@ -176,5 +146,70 @@ impl Effects {
             return Outcome::Event(Event::Diagnosed(suspect, None));
         }
         Outcome::None
+    }
+}
+
+/// A snapshot, for its thread.
+struct SnapshotWork {
+    context: Arc<RunContext>,
+    standby: Arc<Standby>,
+    streams: SharedStreams,
+    paused: Arc<Mutex<Option<Paused>>>,
+    meter: Arc<Mutex<Meter>>,
+    inbox: Sender<Message>,
+    job: Arc<Job>,
+    state: RunState,
+    before: BeforeSnapshot,
+    order: SnapshotOrder,
+}
+
+impl SnapshotWork {
+    /// Takes the snapshot and reports its end. A paused job is handed over before that.
+    fn run(self) {
+        let take = AssertUnwindSafe(|| self.take());
+        let result = catch_unwind(take).unwrap_or(Err(SnapshotError::Panicked));
+        let (result, paused) = match result {
+            Ok((done, paused)) => (Ok(Box::new(done)), paused),
+            Err(error) => (Err(error), None),
+        };
+        if paused.is_none() {
+            self.job.left_alone();
+        }
+        let mut slowdown = Duration::ZERO;
+        if result.is_ok() {
+            slowdown = meter::snapshot_ends(&self.meter, &self.job);
+            disk_space::rotate(&self.context, &self.state);
+        }
+        let end = SnapshotEnd {
+            result,
+            paused: paused.is_some(),
+            slowdown,
+        };
+        *locked(&self.paused) = paused;
+        self.report(Event::SnapshotEnded(Box::new(end)));
+    }
+
+    fn take(&self) -> Result<(Snapshotted, Option<Paused>), SnapshotError> {
+        if !self.before.allows() {
+            return Err(SnapshotError::Vetoed);
+        }
+        meter::snapshot_begins(&self.meter, &self.job);
+        let subject = Subject {
+            context: &self.context,
+            standby: &self.standby,
+            job: &self.job,
+            streams: &self.streams,
+            state: &self.state,
+            trigger: self.order.trigger,
+        };
+        take_snapshot::take(subject, self.order.afterwards, |freeze| {
+            meter::job_released(&self.meter, &self.job);
+            self.report(Event::Computing(freeze));
+        })
+    }
+
+    fn report(&self, event: Event) {
+        // The loop ends with the run only.
+        let _ = self.inbox.blocking_send(Message::Event(event));
     }
 }
