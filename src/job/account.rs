@@ -1,6 +1,6 @@
-//! The facts about the job's processes in an image: the parents, the command lines, and the memory by kind.
+//! Facts about the job's processes in an image: parents, command lines, and memory by kind.
 //!
-//! They are read from `/proc` while the tasks are frozen. They are for the user only: no restore depends on them.
+//! The facts are read from `/proc` while the job is frozen. They inform the user; no restore depends on them.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -11,12 +11,12 @@ use serde::{Deserialize, Serialize};
 use super::tree::{self, Process};
 use crate::checked;
 
-/// Limit on the described processes; of a larger job, the first ones of the tree are described. A reader needs no more.
+/// Limit on the described processes. Of a larger job, the first ones of the tree are described.
 const DESCRIBED_MAX: usize = 512;
-/// Limit on the recorded bytes of a command line: the amount that a terminal shows on a few lines.
+/// Limit on the recorded bytes of a command line, enough for a few lines of a terminal.
 const COMMAND_BYTES_MAX: u64 = 1024;
-/// Limit on the bytes of all command lines together: JSON may write each byte as six, and an image's facts have 32 MiB
-/// in total.
+/// Limit on the bytes of all command lines together. JSON may encode each byte as six, and all facts of an image are
+/// limited to 32 MiB.
 const COMMANDS_BYTES_MAX: u64 = 256 << 10;
 /// Limit on the recorded words of a command line.
 const WORDS_MAX: usize = 64;
@@ -37,7 +37,7 @@ pub struct ProcessAccount {
     pub name: String,
     /// The command line; empty for a process that has overwritten it, and for a zombie.
     pub arguments: Vec<String>,
-    /// True if there were more or longer arguments.
+    /// True if the command line is truncated.
     #[serde(default)]
     pub cut: bool,
     /// The process's memory.
@@ -58,7 +58,7 @@ pub struct MemoryUse {
 }
 
 impl MemoryUse {
-    /// Returns the sum of both.
+    /// Returns the total of resident and swapped memory.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         Self {
@@ -107,7 +107,7 @@ fn describe(process: Process, pids: &HashMap<i32, i32>, room: &mut u64) -> Optio
     })
 }
 
-/// Returns the command line of a process (a host pid): as much as is recorded, plus one byte if there is more.
+/// Returns the command line of a process (a host pid), up to one byte more than is recorded.
 fn command_line(pid: i32) -> Vec<u8> {
     let mut line = Vec::new();
     let read = File::open(format!("/proc/{pid}/cmdline"))
@@ -118,8 +118,7 @@ fn command_line(pid: i32) -> Vec<u8> {
     line
 }
 
-/// Returns the words of a command line, each of which ends with a zero byte, within the limits. The flag is true if
-/// there are more.
+/// Splits a command line at its zero bytes, within the limits. The flag is true if the line is truncated.
 fn words(line: &[u8], bytes_max: u64) -> (Vec<String>, bool) {
     let kept = usize::try_from(bytes_max).map_or(line.len(), |max| max.min(line.len()));
     let all = line[..kept].strip_suffix(b"\0").unwrap_or(&line[..kept]);
@@ -141,14 +140,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_child_is_told_with_its_parent_its_words_and_its_memory() {
+    fn a_child_is_described_with_parent_words_and_memory() {
         let mut child = Command::new("cat")
             .args(["-u", "--", "-"])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        // Once it answers, it runs the new program.
+        // The child answers once it runs the new program.
         std::io::Write::write_all(child.stdin.as_mut().unwrap(), b"x").unwrap();
         child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
         let me = i32::try_from(std::process::id()).unwrap();

@@ -1,4 +1,4 @@
-//! The CPU use of a job's processes, read from `/proc`: it shows if the job computes, and how fast.
+//! CPU time of a job's processes, read from `/proc`: shows if the job computes, and how fast.
 
 use std::time::Duration;
 
@@ -6,8 +6,8 @@ use procfs::process::Process as ProcessEntry;
 
 use super::tree::Process;
 
-/// Returns the CPU time of the processes and of their children that were waited for. It is exact to a tick of the
-/// kernel (10 ms). It never decreases as long as no process of the tree is adopted by a process outside.
+/// Returns the CPU time of the processes and of their reaped children, with the kernel's resolution of one tick (10
+/// ms). The time never decreases, unless a process outside the tree adopts one of its processes.
 #[must_use]
 pub fn cpu_time(processes: &[Process]) -> Duration {
     let ticks = |process: &Process| {

@@ -1,5 +1,5 @@
-//! The open descriptors of the job's processes, listed once for all who look at them: a job may have thousands, and is
-//! frozen meanwhile.
+//! Open descriptors of the job's processes, listed once for all readers. A job may have thousands of them, and is
+//! frozen while they are listed.
 
 use std::fs::{self, Metadata};
 use std::io;
@@ -18,13 +18,13 @@ pub struct Descriptors {
     pub(super) all: Vec<Descriptor>,
 }
 
-/// An open descriptor. What is read of it is read once.
+/// An open descriptor. Its facts are read from the kernel once and cached.
 #[derive(Debug)]
 pub(super) struct Descriptor {
     pub number: i32,
-    /// Link in `/proc`, which leads to the open file whatever its name is.
+    /// Link in `/proc`, which leads to the open file even if its name has changed.
     pub link: PathBuf,
-    /// Target of the link: a path, or the kernel's name of something that has none.
+    /// Target of the link: a path, or the kernel's name for an object without a path.
     pub target: PathBuf,
     metadata: OnceLock<Option<Metadata>>,
     info: OnceLock<String>,
@@ -34,7 +34,7 @@ impl Descriptors {
     /// Lists the descriptors of a process (a host pid).
     ///
     /// # Errors
-    /// It has exited.
+    /// The process has exited.
     pub fn of(host_pid: i32) -> Result<Self, TreeError> {
         Self::of_process(tree::describe(host_pid)?)
     }
@@ -60,7 +60,7 @@ impl Descriptors {
         Ok(Self { process, all })
     }
 
-    /// Returns the links to everything that the process has open or works in.
+    /// Returns links to all open files, the working directory and the root of the process.
     pub(super) fn with_folders(&self) -> Vec<(PathBuf, PathBuf)> {
         let folder = PathBuf::from(format!("/proc/{}", self.process.host_pid));
         let own = ["cwd", "root"].map(|name| folder.join(name));
@@ -80,14 +80,14 @@ fn list(pid: i32) -> Result<Vec<Descriptor>, ProcError> {
     for entry in fs::read_dir(format!("/proc/{pid}/fd"))? {
         let link = match entry {
             Ok(entry) => entry.path(),
-            // A zombie has none.
+            // A zombie has no descriptors.
             Err(error) if error.kind() == io::ErrorKind::NotFound => break,
             Err(error) => return Err(error.into()),
         };
         let number = link
             .file_name()
             .and_then(|name| name.to_str()?.parse().ok());
-        // What is closed meanwhile is not open.
+        // A descriptor closed since the listing is skipped.
         let (Some(number), Ok(target)) = (number, fs::read_link(&link)) else {
             continue;
         };
@@ -109,13 +109,13 @@ impl Descriptor {
         self.metadata.get_or_init(read).as_ref()
     }
 
-    /// Returns what `/proc/PID/fdinfo` has; nothing if it cannot be read.
+    /// Returns the content of `/proc/PID/fdinfo/FD`; empty if it cannot be read.
     pub fn info(&self) -> &str {
         self.info
             .get_or_init(|| self.present_info().unwrap_or_default())
     }
 
-    /// Same as [`info`](Self::info), read anew.
+    /// Same as [`info`](Self::info), without the cache.
     pub fn present_info(&self) -> io::Result<String> {
         let process = self.link.ancestors().nth(2).unwrap_or(Path::new("/"));
         fs::read_to_string(process.join(format!("fdinfo/{}", self.number)))
@@ -145,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn own_descriptors_are_listed_with_what_they_are() {
+    fn own_descriptors_are_listed_with_their_kinds() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, TimerFlags::TFD_CLOEXEC).unwrap();
         let me = i32::try_from(std::process::id()).unwrap();
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_zombie_has_no_descriptors_and_what_is_gone_is_an_error() {
+    fn a_zombie_has_no_descriptors_and_an_exited_process_fails() {
         let mut child = std::process::Command::new("true").spawn().unwrap();
         let pid = i32::try_from(child.id()).unwrap();
         while tree::is_alive(pid) {

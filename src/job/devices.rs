@@ -1,6 +1,7 @@
 //! Processes that hold device files of a driver, and their ability to use them.
 //!
-//! A device is identified by its major number, which the kernel gave to the driver: a path or a name proves nothing.
+//! A device is identified by its major number, which the kernel assigned to the driver. Paths and names are not
+//! reliable.
 
 use std::collections::HashMap;
 use std::fs;
@@ -13,7 +14,7 @@ use procfs::process::{MMapPath, Process as ProcessEntry};
 
 use super::tree::{self, Process, TreeError};
 
-/// The list of drivers and their major numbers.
+/// List of drivers and their major numbers.
 const DRIVERS: &str = "/proc/devices";
 /// Flag of a process that was forked and has not executed a program since (`PF_FORKNOEXEC`, `linux/sched.h`, the same
 /// since Linux 2.6).
@@ -26,8 +27,8 @@ pub struct Holder {
     pub host_pid: i32,
     /// Pid as the job sees it.
     pub pid: i32,
-    /// True if the process was forked and has not executed a program since: it may have all its device files from its
-    /// parent.
+    /// True if the process was forked and has not executed a program since. It may have inherited all its device files
+    /// from its parent.
     pub forked: bool,
     /// Number of descriptors.
     pub open: usize,
@@ -35,7 +36,7 @@ pub struct Holder {
     pub mapped: usize,
 }
 
-/// Returns the major numbers of the character devices of all drivers whose names begin with `prefix`; none if there is
+/// Returns the major numbers of the character devices of all drivers whose names begin with `prefix`. Empty if there is
 /// no such driver or the list cannot be read.
 #[must_use]
 pub fn majors(prefix: &str) -> Vec<u32> {
@@ -58,7 +59,7 @@ fn majors_in(list: &str, prefix: &str) -> Vec<u32> {
 
 /// Returns the `processes` that have a character device with one of these numbers open or mapped.
 ///
-/// A process that exits meanwhile is left out.
+/// A process that exits during the search is left out.
 ///
 /// # Errors
 /// A process cannot be inspected.
@@ -86,7 +87,7 @@ pub fn holders(processes: &[Process], majors: &[u32]) -> Result<Vec<Holder>, Tre
 
 struct Search<'a> {
     majors: &'a [u32],
-    /// Cache by device and inode numbers, true for the devices: processes map the same files.
+    /// Cache by device and inode numbers; the value is true for a device. Processes often map the same files.
     mapped: HashMap<((i32, i32), u64), bool>,
 }
 
@@ -189,7 +190,7 @@ mod tests {
         };
         assert_eq!((parent.host_pid, worker.host_pid), (pid, child));
         assert!(!parent.forked && worker.forked);
-        // stderr and one more descriptor are /dev/null; the mapping holds a file of its own.
+        // stderr and one more descriptor are /dev/null; the mapping holds a separate file.
         assert!(parent.open >= 3 && parent.open == worker.open, "{found:?}");
         assert_eq!((parent.mapped, worker.mapped), (1, 1));
         assert!(none.is_empty());

@@ -1,5 +1,6 @@
-//! The identification of a file that the job only appends to: a hash of a part of its content at the snapshot, which
-//! stays in the file no matter how much is appended. A copy of the file has the same hash.
+//! Identification of append-only files by a hash of a part of their content.
+//!
+//! Appending does not change the hashed part. A copy of the file has the same hash.
 
 use std::fs::File;
 use std::io;
@@ -11,16 +12,15 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::OpenFile;
 use crate::safe_path::Spot;
 
-/// Bytes that are read at the beginning and at the end: the job is frozen meanwhile.
+/// Bytes read at the beginning and at the end. The number is small because the job is frozen during the read.
 const END_BYTES: usize = 64 << 10;
-/// Smallest size of a file that its sample identifies. A shorter file may be only a heading, which other files have as
-/// well.
+/// Smallest size of a file that a hash identifies. A shorter file may contain only a heading that other files share.
 pub(in crate::job) const IDENTIFYING_BYTES_MIN: u64 = 4096;
-/// Limit on the sampled files, the first by path, also because the job is frozen: 8 MiB in total.
+/// Limit on the sampled files, in order of paths. At most 8 MiB are read while the job is frozen.
 const FILES_MAX: usize = 64;
 
-/// Samples the files that the job only appends to and whose content is not saved. A file that cannot be read is
-/// identified by its inode alone.
+/// Samples the append-only files whose content is not saved. A file that cannot be read is identified by its inode
+/// alone.
 pub fn sample_appended(files: &mut [OpenFile]) {
     let is_telling = |file: &&mut OpenFile| file.is_appended() && file.size > 0;
     let appended = files.iter_mut().filter(is_telling);
@@ -29,18 +29,18 @@ pub fn sample_appended(files: &mut [OpenFile]) {
     }
 }
 
-/// Returns the hash of both ends of the first `size` bytes, or of all these bytes if the ends meet.
+/// Returns the hash of both ends of the first `size` bytes, or of all of them if the ends overlap.
 pub(in crate::job) fn sample(file: &File, size: u64) -> io::Result<u64> {
     sample_by(size, |bytes, at| file.read_exact_at(bytes, at))
 }
 
-/// Same as [`sample`], for the file at a path of the job's.
+/// Same as [`sample`], for the job's file at a path.
 pub(in crate::job) fn sample_at(path: &Path, size: u64) -> io::Result<u64> {
     let file = Spot::of(path)?.open(File::options().read(true), 0)?;
     sample(&file, size)
 }
 
-/// Same as [`sample`], for bytes that `read` reads: all of a buffer, from an offset on.
+/// Same as [`sample`], for bytes supplied by `read`, which fills a buffer from an offset.
 pub(in crate::job) fn sample_by(
     size: u64,
     read: impl Fn(&mut [u8], u64) -> io::Result<()>,
@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sample_is_of_both_ends_and_of_nothing_behind_them() {
+    fn a_sample_covers_both_ends_and_no_appended_data() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let mut content: Vec<u8> = (0..=250).cycle().take(4 * END_BYTES).collect();
         let size = content.len() as u64;

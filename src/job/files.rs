@@ -1,7 +1,7 @@
-//! The regular files that a frozen job has open or mapped.
+//! Regular files that a frozen job has open or mapped.
 //!
-//! CRIU records descriptors and offsets, but not a file's content. This list, taken while the tasks are frozen, records
-//! the state of each file.
+//! CRIU records descriptors and offsets, but not a file's content. This list is made while the job is frozen and
+//! records the state of each file.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, Metadata};
@@ -20,18 +20,18 @@ use super::obstacles::is_proc_file;
 use super::tree;
 use crate::{checked, path_text};
 
-/// The prefix of CRIU's names; a number follows.
+/// Prefix of the names of CRIU's temporary hard links; a number follows.
 pub(super) const LINK_PREFIX: &str = "link_remap.";
 
-/// The job's access to a file, over all its descriptors and mappings.
+/// The job's access to a file, combined over all its descriptors and mappings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Access {
     /// The file is only read.
     Read,
-    /// The file is mapped, not open: mostly programs and libraries.
+    /// The file is mapped but not open, as programs and libraries usually are.
     Map,
-    /// The file is written, never read back.
+    /// The file is written but never read.
     Write,
     /// The file is read and written.
     Update,
@@ -53,7 +53,7 @@ pub struct OpenFile {
     /// Size in bytes.
     #[serde(deserialize_with = "checked::size")]
     pub size: u64,
-    /// Returns the time of the last change of content, in nanoseconds since 1970.
+    /// Time of the last change of content, in nanoseconds since 1970.
     pub modified_ns: i64,
     /// Permission bits.
     #[serde(deserialize_with = "checked::mode")]
@@ -61,24 +61,24 @@ pub struct OpenFile {
     /// Owner and group.
     #[serde(deserialize_with = "checked::owner")]
     pub owner: (u32, u32),
-    /// True if the file is in memory (tmpfs): it does not survive a reboot.
+    /// True if the file is in memory (tmpfs) and is lost in a reboot.
     pub in_memory: bool,
     /// Name of the image stream with its content, if the content is saved.
     pub content: Option<String>,
-    /// Hash of the ends of its content, if the job only appends to it.
+    /// Hash of the ends of the content, if the job only appends to the file.
     #[serde(default)]
     pub sample: Option<u64>,
-    /// Hard links that a restore needs while it runs.
+    /// Hard links needed during a restore.
     #[serde(
         default,
         serialize_with = "path_text::list::serialize",
         deserialize_with = "checked::paths"
     )]
     pub links: Vec<PathBuf>,
-    /// True if some descriptor writes at any place, not only at the end. It has no meaning after the snapshot.
+    /// True if some descriptor writes at any offset, not only at the end. Unused after the snapshot.
     #[serde(skip)]
     pub rewrites: bool,
-    /// True if the file is mapped, shared and writable. It has no meaning after the snapshot.
+    /// True if the file is mapped, shared and writable. Unused after the snapshot.
     #[serde(skip)]
     pub is_mapped: bool,
 }
@@ -93,7 +93,7 @@ impl OpenFile {
         }
     }
 
-    /// Returns true if all its content at the snapshot stays in it, whatever the job does.
+    /// Returns true if the job cannot change the file's content at the snapshot, only append to it.
     #[must_use]
     pub fn is_appended(&self) -> bool {
         self.written() && !self.rewrites && self.content.is_none()
@@ -103,16 +103,16 @@ impl OpenFile {
 /// The reason why the open files could not be listed.
 #[derive(Debug, thiserror::Error)]
 pub enum FilesError {
-    /// An eventfd counts as a semaphore. CRIU (4.2.1) would restore it as a plain counter, and the job would continue
-    /// with wrong behavior.
+    /// An eventfd has semaphore semantics. CRIU (4.2.1) would restore it as a plain counter, and the job would
+    /// misbehave without an error.
     #[error(
-        "cannot dump an eventfd of process {pid} that counts as a semaphore (EFD_SEMAPHORE): CRIU does not restore that"
+        "cannot dump an eventfd of process {pid} with semaphore semantics (EFD_SEMAPHORE): CRIU does not restore them"
     )]
     Semaphore {
         /// Pid as the host sees it.
         pid: i32,
     },
-    /// The path leads to another file outside of the job: a process of the job has mounts of its own.
+    /// The path leads to a different file outside of the job, because a process of the job has private mounts.
     #[error(
         "cannot find {}, which the job has open, outside of the job: one of its processes has mounted a file system over it; mount it before ckpt-run starts, or unmount it", .0.display()
     )]
@@ -130,8 +130,8 @@ pub enum FilesError {
 
 /// Lists the regular files that frozen processes with these descriptors have open or mapped, by path.
 ///
-/// Unlinked files are left out: CRIU saves their content. Files of `/proc` are left out: they have none, and the
-/// supervisor's `/proc` has others.
+/// Unlinked files are left out, because CRIU saves their content. Files of `/proc` are left out, because they have no
+/// content to save and differ in the supervisor's `/proc`.
 ///
 /// # Errors
 /// A process has exited.
@@ -147,7 +147,7 @@ pub fn collect(open: &[Descriptors]) -> Result<Vec<OpenFile>, FilesError> {
     }
     let found = found.files;
     let mut written = found.values().filter(|file| file.written());
-    // The supervisor is going to open and change it by this path.
+    // The supervisor will open and change the file by this path.
     let is_elsewhere = |file: &&OpenFile| {
         let there = fs::symlink_metadata(&file.path);
         !there.is_ok_and(|there| there.ino() == file.inode)
@@ -164,7 +164,7 @@ pub fn has_open(pid: i32, prefix: &str) -> bool {
     let Ok(descriptors) = fs::read_dir(format!("/proc/{pid}/fd")) else {
         return false;
     };
-    // Only the links are read: the check covers every process while the job is frozen.
+    // Only links are read: the check covers every process while the job is frozen.
     descriptors.flatten().any(|one| {
         fs::read_link(one.path())
             .is_ok_and(|path| path.as_os_str().as_bytes().starts_with(prefix.as_bytes()))
@@ -175,7 +175,7 @@ pub fn has_open(pid: i32, prefix: &str) -> bool {
 #[derive(Default)]
 struct Found {
     files: BTreeMap<PathBuf, OpenFile>,
-    /// File systems, by device, and whether they are in memory.
+    /// File systems by device; the value is true if they are in memory.
     in_memory: HashMap<u64, bool>,
 }
 
@@ -264,8 +264,8 @@ impl Found {
         file.is_mapped |= usage.is_mapped;
     }
 
-    /// Notes a file that was opened by a name that it has lost since, but that has other names: the C library creates a
-    /// named semaphore in this way. A file without any name is left out: CRIU saves its content.
+    /// Records a file whose name was removed after it was opened but that has other names: the C library creates named
+    /// semaphores in this way. A file without any name is left out, because CRIU saves its content.
     fn note_linked(&mut self, path: &Path, metadata: &Metadata, usage: Usage) {
         if !metadata.is_file() || metadata.nlink() == 0 {
             return;
@@ -292,7 +292,7 @@ impl Found {
     }
 }
 
-/// Returns true for an eventfd that counts as a semaphore. Kernels before 6.9 do not report it.
+/// Returns true for an eventfd with semaphore semantics. Kernels before 6.9 do not report them.
 fn is_semaphore(descriptor: &Descriptor) -> bool {
     descriptor.is_kernels("eventfd") && descriptor.info().contains("eventfd-semaphore: 1")
 }
@@ -315,8 +315,7 @@ pub(super) fn is_deleted(path: &Path) -> bool {
     path.as_os_str().as_bytes().ends_with(b" (deleted)")
 }
 
-/// Returns true for a hard link by which CRIU finds a file whose name is gone; it exists during the dump and the
-/// restore.
+/// Returns true for a hard link that CRIU creates during a dump or restore for a file whose name was removed.
 fn is_helper(path: &Path) -> bool {
     path.file_name()
         .is_some_and(|name| name.as_bytes().starts_with(LINK_PREFIX.as_bytes()))
@@ -326,13 +325,13 @@ fn in_memory(path: &Path) -> bool {
     statfs(path).is_ok_and(|about| about.filesystem_type() == TMPFS_MAGIC)
 }
 
-/// The access that a descriptor or mapping gives to a file.
+/// Access to a file through one descriptor or mapping.
 #[derive(Clone, Copy)]
 struct Usage {
     pub access: Access,
-    /// True if it writes at any place.
+    /// True for writes at any offset.
     pub rewrites: bool,
-    /// True if it is a mapping that writes.
+    /// True for a writable mapping.
     pub is_mapped: bool,
 }
 
@@ -350,7 +349,7 @@ impl Usage {
         }
     }
 
-    /// Returns the access of a mapping: writes to a private mapping never reach the file.
+    /// Returns the access of a mapping. Writes to a private mapping never reach the file.
     pub fn of_mapping(permissions: MMPermissions) -> Self {
         let rewrites = permissions.contains(MMPermissions::SHARED | MMPermissions::WRITE);
         let access = if rewrites {
@@ -409,7 +408,7 @@ mod tests {
         fs::remove_file(&gone).unwrap();
 
         let me = i32::try_from(std::process::id()).unwrap();
-        // Other tests of this process close files meanwhile.
+        // Other tests of this process close files at the same time.
         let look = || collect(&[Descriptors::of(me).ok()?]).ok();
         let mut files = (0..100).find_map(|_| look()).unwrap();
         sample_appended(&mut files);
@@ -420,7 +419,7 @@ mod tests {
         );
         assert_eq!(of(&both).map(|file| file.access), Some(Access::Update));
         assert!(of(&gone).is_none());
-        // Data written elsewhere than at the end may be the job's own work.
+        // Data written before the end of the file may be a result of the job.
         let sampled = |path| of(path).map(|file| file.sample.is_some());
         assert_eq!(sampled(&appended), Some(true));
         assert_eq!(sampled(&log), Some(false));

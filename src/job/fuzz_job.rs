@@ -1,4 +1,4 @@
-//! The kernel's facts about a job, for fuzzing.
+//! Fuzzing entry points for parsers of the kernel's facts about a job.
 
 use super::sockets::diagnosis::{Found, next_message, refused};
 use super::timers::State;
@@ -8,7 +8,7 @@ pub(crate) fn timer(text: &str) -> bool {
     State::parse(text).is_some()
 }
 
-/// Parses an answer of the kernel's socket diagnosis: netlink messages.
+/// Parses an answer of the kernel's socket diagnosis (netlink messages).
 pub(crate) fn netlink(answer: &[u8]) -> bool {
     let (mut rest, mut found) = (answer, false);
     while let Some((_, body)) = next_message(&mut rest) {

@@ -1,13 +1,13 @@
-//! The halt of a process's threads, except for a few that still have work to do, while other programs still need the
-//! process to exist.
+//! Halt of a process's threads, except for a few spared threads that must keep working while the process exists.
 //!
 //! ```text
 //! running ──seize, interrupt──▶ stopping ──wait──▶ halted ──detach──▶ running
 //! ```
-//! It uses ptrace, as CRIU and debuggers do: no signal is sent, and no handler of the job runs. If the calling thread
-//! exits, the kernel releases all halted threads. A halted process can be left stopped by SIGSTOP, for another program
-//! to trace, and can be halted again later, without any of its threads having run. If a spared thread needs the lock of
-//! a halted one, the halted one can run for a moment (`relief`). This module must not know what is done meanwhile.
+//! The halt uses ptrace, like CRIU and debuggers: no signal is sent, and no signal handler of the job runs. If the
+//! tracing thread exits, the kernel releases all halted threads. A halted process can be left stopped by SIGSTOP, so
+//! that another program can trace it or this module can halt it again. None of its threads runs in between. If a spared
+//! thread needs a lock that a halted thread holds, the halted thread can run for a moment (`relief`). This module is
+//! independent of the work that the spared threads do.
 
 use std::marker::PhantomData;
 use std::thread;
@@ -26,18 +26,18 @@ use relief::Wait;
 
 mod relief;
 
-/// Limit on the readings of the thread list until no thread is new. Each reading finds the threads that were started by
-/// threads running during the last one.
+/// Limit on the readings of the thread list until it contains no new thread. Each reading finds the threads started
+/// since the last one by threads that were still running.
 const LOOKS_MAX: u32 = 16;
-/// Time limit for all threads to stop. A thread stops as soon as it leaves the kernel; a thread in an uninterruptible
+/// Time limit for all threads to stop. A thread stops as soon as it leaves the kernel. A thread in an uninterruptible
 /// wait for a disk or a device leaves it later.
 const STOP_LIMIT: Duration = Duration::from_secs(2);
-/// Pause between two checks that a thread has stopped: the kernel has no wait for one thread with a time limit.
+/// Pause between two checks for a stop: the kernel offers no wait for a single thread with a time limit.
 const STOP_LOOK: Duration = Duration::from_micros(100);
 /// Limit on the threads of a process.
 const THREADS_MAX: usize = 32_768;
 
-/// The reason why a process could not be halted. All its threads run.
+/// Reasons why a process could not be halted. All its threads continue.
 #[derive(Debug, thiserror::Error)]
 pub enum HaltError {
     /// A thread cannot be traced.
@@ -59,7 +59,7 @@ pub enum HaltError {
         /// The thread, as the host sees it.
         thread: i32,
     },
-    /// The process has exited or starts threads without end.
+    /// The process has exited, or keeps starting threads.
     #[error("cannot list the threads of process {pid}")]
     Threads {
         /// The process, as the host sees it.
@@ -67,17 +67,17 @@ pub enum HaltError {
     },
 }
 
-/// A process whose threads are stopped. They continue when the value is dropped, which must happen on the thread that
-/// halted them.
+/// A process whose threads are stopped. The threads continue when the value is dropped, which must happen on the thread
+/// that halted them.
 #[derive(Debug)]
-#[must_use = "dropping it lets the threads go on"]
+#[must_use = "dropping it lets the threads continue"]
 pub struct Halted {
     process: Pid,
     threads: Vec<Thread>,
     spared: Vec<i32>,
     /// Spared threads that waited for a lock at the last check.
     waits: Vec<Wait>,
-    /// A marker that keeps the value on the tracing thread, which alone may release the threads.
+    /// Marker that keeps the value on the tracing thread: no other thread can release the halted threads.
     not_send: PhantomData<*const ()>,
 }
 
@@ -92,7 +92,7 @@ enum Stop {
     /// The thread was requested to stop.
     Asked,
     Stopped,
-    /// The thread stopped at the delivery of this signal, which is still pending for it.
+    /// The thread stopped at the delivery of this signal. The signal remains pending.
     With(Signal),
     Gone,
 }
@@ -125,15 +125,15 @@ pub fn halt(pid: i32, spared: &[i32]) -> Result<Halted, HaltError> {
     Err(HaltError::Threads { pid })
 }
 
-/// Returns the host's number of the thread of `pid` (a host pid) whose own number is `id`. The host and the process may
-/// use the same number for different threads.
+/// Returns the host number of the thread of `pid` (a host pid) that the job numbers `id`. The two numberings may use
+/// the same number for different threads.
 #[must_use]
 pub fn thread_of(pid: i32, id: i32) -> Option<i32> {
     let inside = |thread: &i32| number_inside(pid, *thread) == Some(id);
     threads_of(pid).ok()?.into_iter().find(inside)
 }
 
-/// Returns the number that the process `pid` itself uses for its thread `id`; both arguments are host numbers.
+/// Returns the job's number of the thread `id` of process `pid`; both arguments are host numbers.
 #[must_use]
 pub fn number_inside(pid: i32, id: i32) -> Option<i32> {
     let task = ProcessEntry::new(pid).and_then(|entry| entry.task_from_tid(id));
@@ -141,15 +141,15 @@ pub fn number_inside(pid: i32, id: i32) -> Option<i32> {
     status.nspid.and_then(|ids| ids.last().copied())
 }
 
-/// Returns true if a thread has exited. A first thread that has exited before the others is listed as long as they run,
-/// and cannot be traced.
+/// Returns true if a thread has exited. A main thread that has exited before the others stays listed as long as they
+/// run, and cannot be traced.
 fn has_ended(pid: i32, thread: i32) -> bool {
     let task = ProcessEntry::new(pid).and_then(|entry| entry.task_from_tid(thread));
     task.and_then(|task| task.stat())
         .map_or(true, |stat| matches!(stat.state, 'Z' | 'X'))
 }
 
-/// Returns true if no thread of a process is running, or on its way into a stop.
+/// Returns true if no thread of a process is running or about to stop.
 fn stands(pid: i32) -> bool {
     let tasks = ProcessEntry::new(pid).and_then(|entry| entry.tasks());
     let at_work = |stat: procfs::process::Stat| !matches!(stat.state, 'T' | 't' | 'Z' | 'X');
@@ -174,10 +174,11 @@ pub(super) fn threads_of(pid: i32) -> Result<Vec<i32>, HaltError> {
 
 impl Halted {
     /// Ends the tracing and leaves the whole process stopped, as by SIGSTOP. No thread runs in between, because the
-    /// kernel makes a released thread take part in the stop. [`halt`] works on the process as on any other.
+    /// kernel makes a released thread take part in the stop. [`halt`] can halt the process again.
     ///
-    /// Blocks until the threads have stopped: CRIU (4.2.1) waits for two traps of a stopped thread, the stop's and its
-    /// own. For a thread on its way into the stop the two are one, and CRIU waits for another until its timeout.
+    /// Blocks until the threads have stopped. CRIU (4.2.1) expects two stops of a stopped thread: the existing one and
+    /// the one that it requests. For a thread that is still about to stop, the kernel reports one, and CRIU waits for
+    /// the other until its timeout.
     pub fn stop(self) {
         let pid = self.pid();
         // A dead process does not need the signal.
@@ -189,13 +190,13 @@ impl Halted {
         }
     }
 
-    /// The process, as the host sees it.
+    /// Returns the host pid of the process.
     #[must_use]
     pub fn pid(&self) -> i32 {
         self.process.as_raw()
     }
 
-    /// Ends the stop of the process for the spared threads; the tracer now holds the others.
+    /// Ends the stop of the process for the spared threads. The tracer still holds the others.
     pub fn wake_spared(&self) {
         let _ = kill(self.process, Signal::SIGCONT);
     }
@@ -246,7 +247,7 @@ impl Halted {
 }
 
 impl Thread {
-    /// Returns true if the thread has stopped, or exited, before the deadline; there is a pause between two checks.
+    /// Waits until the thread has stopped or exited, with a pause between two checks. Returns false at the deadline.
     fn stops_until(&mut self, deadline: Instant, pause: Duration) -> bool {
         while self.stop == Stop::Asked {
             self.look();
@@ -265,7 +266,7 @@ impl Thread {
         let flags = WaitPidFlag::__WALL | WaitPidFlag::WNOHANG;
         self.stop = match waitpid(self.id, Some(flags)) {
             Ok(WaitStatus::StillAlive) | Err(Errno::EINTR) => Stop::Asked,
-            // A signal was about to be delivered: that is a stop as well, and the signal waits.
+            // A signal was about to be delivered. The thread is stopped, and the signal remains pending.
             Ok(WaitStatus::Stopped(_, signal)) if signal != Signal::SIGTRAP => Stop::With(signal),
             Ok(
                 WaitStatus::Stopped(..)
@@ -282,8 +283,7 @@ impl Drop for Halted {
     fn drop(&mut self) {
         let deadline = clock::now() + STOP_LIMIT;
         for thread in &mut self.threads {
-            // A thread that was requested to stop can be released only once it has stopped; one that never stops
-            // continues when ckpt-run exits.
+            // Only a stopped thread can be released. A thread that never stops continues when ckpt-run exits.
             thread.stops_until(deadline, STOP_LOOK);
             let signal = match thread.stop {
                 Stop::With(signal) => Some(signal),
@@ -291,8 +291,7 @@ impl Drop for Halted {
                 Stop::Asked | Stop::Gone => continue,
             };
             if ptrace::detach(thread.id, signal).is_err() {
-                // The thread was killed meanwhile. Its process cannot exit before the end of each traced thread was
-                // waited for.
+                // The thread was killed. Its process cannot exit until every traced thread has been reaped.
                 thread.stop = Stop::Asked;
                 thread.stops_until(deadline, STOP_LOOK);
             }

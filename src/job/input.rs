@@ -1,8 +1,8 @@
-//! The job's stdin: the caller's stdin, passed on through a pipe or a terminal of ckpt-run.
+//! The job's stdin: forwards the caller's stdin through a pipe or a terminal of ckpt-run.
 //!
-//! For a pipe, the bytes that the job had read at a snapshot are counted, and the later ones are stored, so that a
-//! restored job reads the same bytes again. A file can be read again, also under another supervisor. Typed input is not
-//! stored: the user who types it sees the state of the job.
+//! For a pipe, ckpt-run counts the bytes that the job had read at a snapshot and stores the later ones, so that a
+//! restored job reads the same bytes again. A file can be read again, also by another supervisor. Typed input is not
+//! stored, because the user sees the state of the job.
 
 use std::fs::File;
 use std::io::{self, IsTerminal, Seek, SeekFrom};
@@ -37,14 +37,14 @@ pub struct InputMark {
     pub file: Option<InputFile>,
 }
 
-/// A file that the job's input comes from.
+/// Identity of a file that feeds the job's stdin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InputFile {
-    /// Number of the device it is on.
+    /// Number of the file's device.
     pub device: u64,
     /// Inode number.
     pub inode: u64,
-    /// Offset in bytes at which the input began.
+    /// Offset of the first byte given to the job.
     pub start: u64,
 }
 
@@ -68,7 +68,7 @@ impl InputFile {
 pub struct Input {
     shared: Option<Arc<Shared>>,
     pipe: u64,
-    /// Write end of a pipe without input, held until the job has the other end.
+    /// Write end of a pipe without input, held until the job has opened the read end.
     idle: Option<OwnedFd>,
     /// The caller's file, if stdin is a file.
     file: Option<(File, InputFile)>,
@@ -123,7 +123,7 @@ impl Input {
         (!device || stdin.is_terminal()).then_some(source)
     }
 
-    /// Gives a new job its stdin; returns the job's end.
+    /// Creates the stdin of a new job and returns the job's end.
     ///
     /// # Errors
     /// No pipe can be created, or `/dev/null` cannot be opened.
@@ -134,7 +134,7 @@ impl Input {
         self.connect_pipe()
     }
 
-    /// Gives a restored job a pipe in place of its former one. The pipe is at its end if there is no source.
+    /// Creates a pipe that replaces a restored job's former one. Without a source, the pipe is at its end.
     ///
     /// # Errors
     /// No pipe can be created.
@@ -155,7 +155,7 @@ impl Input {
         Ok(read)
     }
 
-    /// Types the input at the master of the job's terminal.
+    /// Forwards the input to the master of the job's terminal.
     pub fn connect_terminal(&mut self, master: File) {
         self.pipe = 0;
         if let Some(shared) = &self.shared {
@@ -167,7 +167,7 @@ impl Input {
         }
     }
 
-    /// Disconnects the terminal of a job that has exited: later typed input is for the next job.
+    /// Disconnects the terminal of a job that has exited. Input typed later is for the next job.
     pub fn disconnect_terminal(&mut self) {
         if let Some(shared) = &self.shared {
             let mut state = shared.lock();
@@ -177,14 +177,14 @@ impl Input {
         }
     }
 
-    /// Sets the function that is called for keys with a meaning, before the job gets them. Can be called once.
+    /// Sets the function called for special keys before the job gets them. Can be called once.
     pub fn on_key(&self, call: impl Fn(Key) + Send + Sync + 'static) {
         if let Some(shared) = &self.shared {
             let _ = shared.on_key.set(Box::new(call));
         }
     }
 
-    /// Starts to deliver: the job (or CRIU for it) has opened its end.
+    /// Starts the delivery, after the job (or CRIU for it) has opened its end.
     pub fn open(&mut self) {
         self.idle = None;
         if let Some(shared) = &self.shared {
@@ -193,7 +193,7 @@ impl Input {
         }
     }
 
-    /// Retries refused input, because ckpt-run may be in the terminal's foreground again.
+    /// Retries input that failed because ckpt-run was in the terminal's background.
     pub fn resume(&self) {
         if let Some(shared) = &self.shared {
             shared.lock().refused = false;
@@ -231,8 +231,7 @@ impl Input {
         })
     }
 
-    /// Continues from `mark`: the job next reads the bytes that it read after the mark. Returns false if they are no
-    /// longer stored.
+    /// Continues from `mark`: the job reads the bytes after the mark again. Returns false if they are no longer stored.
     #[must_use]
     pub fn rewind(&self, mark: &InputMark) -> bool {
         let Some(shared) = &self.shared else {
@@ -250,10 +249,10 @@ impl Input {
         known
     }
 
-    /// Continues from a mark of another supervisor. Returns false if the input is not a file, or not the same file.
+    /// Continues from a mark of another supervisor. Returns false if the input is not a file or is a different file.
     ///
     /// # Errors
-    /// The file cannot be read from that place.
+    /// The file cannot be read from that offset.
     pub fn take_up(&mut self, mark: &InputMark) -> io::Result<bool> {
         let (Some(shared), Some((source, about)), Some(then)) =
             (&self.shared, &mut self.file, mark.file)

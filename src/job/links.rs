@@ -1,13 +1,14 @@
-//! Hard links by which CRIU finds a file that has lost the name it was opened by, and the locks for creating them.
+//! Hard links by which CRIU finds open files whose names were removed, and the locks for creating these links.
 //!
-//! CRIU (4.2.1) names them `link_remap.N`, in the file's folder, for the duration of a dump, and a restore searches for
-//! them there. N counts from the same number in each job, so jobs with files in one folder need the same names (POSIX
-//! semaphores are in `/dev/shm`; workers of a `DataLoader` have some). Therefore jobs take turns by an `flock` on the
-//! folder, which ends with its holder. A restore needs several names, so it cannot wait for one while it holds another.
+//! CRIU (4.2.1) creates `link_remap.N` in the file's folder for the duration of a dump, and a restore searches for it
+//! there. N starts at the same number in each job, so jobs with files in one folder need the same names. (POSIX
+//! semaphores are in `/dev/shm`; workers of a `DataLoader` have some.) Therefore each dump and restore holds an `flock`
+//! on the folder, which the kernel releases when its holder exits. A restore needs several names, so it cannot wait for
+//! one while it holds another.
 //!
-//! Links that exist when a turn begins belong to no running dump or restore: they were left by a ckpt-run that was
-//! killed, or by a `criu dump` of another program. They are set aside for the duration of the turn, and those of the
-//! same files are removed.
+//! Links that exist when the lock is taken belong to no running dump or restore. They were left by a killed ckpt-run,
+//! or by a `criu dump` of another program. They are set aside while the lock is held. Links to the job's own files are
+//! removed.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -31,47 +32,47 @@ use super::rewind::error::{RewindError, system};
 use super::tree;
 use crate::safe_path::Spot;
 
-/// The suffix of a link that is set aside.
+/// Suffix of a link that is set aside.
 const ASIDE: &str = ".set-aside-by-ckpt-run";
 /// Pause between two attempts to take the lock.
 const PAUSE: Duration = Duration::from_millis(20);
-/// Time that a dump waits for other ckpt-runs, in all folders together. They hold a folder for some seconds at most,
-/// unless the driver copies much GPU memory meanwhile. Without the lock, the dump may collide with another job's name and
-/// fail; it is tried again when the next one is due.
+/// Wait of a dump for other ckpt-runs, for all folders together. They hold a folder for a few seconds at most, unless
+/// the driver copies much GPU memory meanwhile. Without the lock, the dump may collide with another job's name and
+/// fail; the next due snapshot repeats it.
 const DUMP_WAIT: Wait = Wait {
     ours: Duration::from_secs(20),
     others: Duration::from_secs(2),
 };
-/// Time that a restore waits. Many jobs that are restored at the same time follow one another, and a restore that gave up
-/// would cost the job. A holder that cannot be seen may be a ckpt-run in another container.
+/// Wait of a restore. Many jobs restored at the same time take the lock one after another, and a restore that gave up
+/// would end its job. An invisible holder may be a ckpt-run in another container.
 const RESTORE_WAIT: Wait = Wait {
     ours: Duration::from_secs(300),
     others: Duration::from_secs(20),
 };
-/// Time before a message names the folder that is waited for.
+/// Delay before a message names the folder with the lock.
 const SILENCE: Duration = Duration::from_secs(2);
 
-/// Limits on the wait for all folders of a turn.
+/// Limits on the wait for the locks of all folders.
 #[derive(Clone, Copy, Debug)]
 struct Wait {
-    /// While a ckpt-run of this user holds a folder.
+    /// Limit while a ckpt-run of this user holds a folder.
     ours: Duration,
-    /// While something else does: whoever may look into a folder can lock it.
+    /// Limit while another program holds a folder: every user with access to a folder can lock it.
     others: Duration,
 }
 
 /// A file, by device and inode.
 type Identity = (u64, u64);
 
-/// The right to create links in folders, until it is dropped.
+/// Locks on folders, which allow the creation of links until they are dropped.
 #[derive(Debug)]
 pub struct DumpLock {
     folders: Vec<(PathBuf, Flock<File>)>,
 }
 
 impl DumpLock {
-    /// Takes the lock for a dump of processes with these descriptors. Waits while other jobs dump or restore there, for a
-    /// limited time.
+    /// Takes the locks for a dump of processes with these descriptors. Waits a limited time for other jobs' dumps and
+    /// restores in these folders.
     #[must_use]
     pub fn to_dump(open: &[Descriptors]) -> Self {
         let found: Vec<_> = open.iter().flat_map(renamed).collect();
@@ -80,8 +81,8 @@ impl DumpLock {
         Self::take(folders, &own, DUMP_WAIT)
     }
 
-    /// Takes the lock for a restore of a job with these files. Waits while other jobs dump or restore there, for a
-    /// limited time.
+    /// Takes the locks for a restore of a job with these files. Waits a limited time for other jobs' dumps and restores
+    /// in these folders.
     #[must_use]
     pub fn to_restore(files: &[OpenFile]) -> Self {
         let linked = files.iter().filter(|file| !file.links.is_empty());
@@ -91,7 +92,7 @@ impl DumpLock {
         Self::take(folders.collect(), &own, RESTORE_WAIT)
     }
 
-    /// Locks one folder after the other, in the order that every process uses.
+    /// Locks the folders in the order of their paths, as every process does.
     fn take(folders: BTreeSet<PathBuf>, own: &BTreeSet<Identity>, wait: Wait) -> Self {
         let begun = clock::now();
         let take = |folder: PathBuf| {
@@ -135,24 +136,24 @@ impl Drop for DumpLock {
     }
 }
 
-/// Removes the links that a restore needed, if any are left.
+/// Removes remaining links of a restore.
 pub fn remove_links(files: &[OpenFile]) {
     for file in files {
         for link in &file.links {
             if *link == file.path || same_file(&file.path, link) {
-                // A missing link is the goal; a remaining one is only an odd name.
+                // A remaining link is harmless.
                 let _ = Spot::of(link).and_then(|link| fs::remove_file(link.path()));
             }
         }
     }
 }
 
-/// Returns a path that leads to a locked folder, whatever its name is.
+/// Returns a path that leads to a locked folder even if its name has changed.
 fn path_of(held: &File) -> PathBuf {
     format!("/proc/self/fd/{}", held.as_raw_fd()).into()
 }
 
-/// Locks a folder; returns `None` if the folder is gone, or its holder does not finish in time.
+/// Locks a folder. Returns `None` if the folder does not exist, or its holder does not release it in time.
 fn lock(folder: &Path, begun: Instant, wait: Wait) -> Option<Flock<File>> {
     let spot = Spot::of(folder).ok()?;
     let mut file = spot.open(File::options().read(true), O_DIRECTORY).ok()?;
@@ -169,20 +170,21 @@ fn lock(folder: &Path, begun: Instant, wait: Wait) -> Option<Flock<File>> {
         }
         if !told && waited >= SILENCE {
             let folder = folder.display();
-            tracing::info!(%folder, "waiting for another job that has files there and is snapshotted or restored");
+            tracing::info!(%folder, "waiting for the snapshot or restore of another job with files in this folder");
             told = true;
         }
         thread::sleep(PAUSE);
     }
     tracing::warn!(
         folder = %folder.display(),
-        "another program holds a lock (flock) on a folder of the job's; not waited for any longer"
+        "another program keeps its lock (flock) on a folder of the job; continuing without the lock"
     );
     None
 }
 
-/// Returns true if a ckpt-run of this user holds the lock on a folder. Only its word counts: a holder may call itself
-/// anything, and `/proc` shows a process that is not dumpable as root's.
+/// Returns true if a ckpt-run of this user seems to hold the lock on a folder. The check relies on the program's name,
+/// which any process can have. The user is read from `status`: the files in `/proc` of an undumpable process are
+/// root's.
 fn is_held_by_ckpt_run(folder: &File) -> bool {
     let Ok(inode) = folder.metadata().map(|about| about.ino()) else {
         return false;
@@ -209,7 +211,7 @@ fn is_ckpt_run(pid: i32) -> bool {
         })
 }
 
-/// Returns the entries of a folder that have CRIU's names followed by the suffix `behind`.
+/// Returns the entries of a folder whose names are CRIU's followed by the suffix `behind`.
 fn links_in<'a>(
     folder: &Path,
     behind: &'a str,
@@ -226,7 +228,7 @@ fn links_in<'a>(
 
 fn set_aside(folder: &Path, own: &BTreeSet<Identity>) {
     for (entry, link) in links_in(folder, "") {
-        // A link that cannot be moved belongs to another user and is in the way: CRIU reports it.
+        // A link that cannot be moved belongs to another user. CRIU reports the conflict.
         let file = entry
             .metadata()
             .ok()
@@ -238,10 +240,10 @@ fn set_aside(folder: &Path, own: &BTreeSet<Identity>) {
     }
 }
 
-/// Restores the names of the links that were set aside, also by a holder that was killed.
+/// Restores the names of links that were set aside, also by a killed holder.
 fn give_back(folder: &Path) {
     for (entry, link) in links_in(folder, ASIDE) {
-        // No renaming, because that would replace an existing file.
+        // A rename would replace an existing file.
         if fs::hard_link(entry.path(), folder.join(link)).is_ok() {
             let _ = fs::remove_file(entry.path());
         }
@@ -254,8 +256,8 @@ pub fn have_renamed(open: &[Descriptors]) -> bool {
     open.iter().any(|one| !renamed(one).is_empty())
 }
 
-/// Returns the files that a process opened by a name that they have lost, but that have another name, with their
-/// folders: CRIU will link them.
+/// Returns the files of a process whose opened name was removed but that have another name, with their folders. CRIU
+/// will create links for them.
 fn renamed(open: &Descriptors) -> Vec<(PathBuf, Identity)> {
     let pid = open.process.host_pid;
     let opened = open.all.iter();
@@ -295,7 +297,7 @@ mod tests {
     use nix::unistd::Pid;
     use tempfile::TempDir;
 
-    /// A process with a file that has lost the name `first` and kept `second`.
+    /// A process with a file whose name `first` was removed and `second` remains.
     struct Holder {
         folder: TempDir,
         process: Child,
@@ -345,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn files_that_have_their_names_or_none_need_no_turn() {
+    fn files_with_their_names_or_without_any_need_no_lock() {
         let folder = tempfile::tempdir().unwrap();
         let (named, gone) = (folder.path().join("named"), folder.path().join("gone"));
         let _files = [File::create(named).unwrap(), File::create(&gone).unwrap()];
@@ -356,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn dumps_and_restores_of_files_in_one_folder_follow_one_another() {
+    fn dumps_and_restores_of_files_in_one_folder_take_turns() {
         let holder = Holder::start();
         let second = holder.path("second");
         let mut files = super::super::collect(&[holder.open()]).unwrap();
@@ -387,7 +389,7 @@ mod tests {
     impl Locker {
         fn start(folder: &Path) -> Self {
             let mut locker = Command::new("flock");
-            // Without a fork, the kill ends the holder.
+            // `exec` avoids a fork, so that the kill ends the holder.
             locker
                 .arg("--no-fork")
                 .arg(folder)
@@ -413,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn another_programs_lock_is_waited_for_as_long_as_is_stated() {
+    fn another_programs_lock_is_waited_for_within_the_limit() {
         let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let _lockers = [one.path(), two.path()].map(Locker::start);
         let wait = Wait {
@@ -438,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_left_behind_is_set_aside_for_the_turn_and_removed_where_it_is_ones_own() {
+    fn foreign_stale_links_are_set_aside_and_own_ones_removed() {
         let holder = Holder::start();
         let path = |name: &str| holder.path(name);
         fs::write(path("link_remap.1"), "another's").unwrap();

@@ -1,7 +1,7 @@
-//! The job as seen from outside: its process tree, its standard streams, the files and sockets it has open, and the
-//! rollback of its files to their state at a snapshot.
+//! The job from outside: its process tree, its standard streams, its open files and sockets, and the rollback of its
+//! files to their state at a snapshot.
 //!
-//! This module knows nothing of CRIU, CUDA or the store; the supervisor passes on the facts that they share.
+//! This module does not depend on CRIU, CUDA or the store. The supervisor passes on facts shared with them.
 
 mod account;
 mod activity;

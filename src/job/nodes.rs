@@ -1,8 +1,8 @@
-//! The folders and named pipes that a restore needs, recorded while the job is frozen.
+//! Folders and named pipes that a restore needs, recorded while the job is frozen.
 //!
-//! A dying job cleans up: Python's multiprocessing removes `/tmp/pymp-XXXX`, which contains its sockets. CRIU (4.2.1)
-//! creates the socket files again and removes those that still exist. It does not create the folder they are in, nor
-//! folders that processes work in or have open, nor named pipes. `remake` restores these.
+//! A job removes temporary files when it exits: Python's multiprocessing removes `/tmp/pymp-XXXX`, which contains its
+//! sockets. CRIU (4.2.1) creates socket files again and removes existing ones. It does not create the folder of a
+//! socket, folders that processes work in or have open, or named pipes. `remake` restores these.
 
 mod bound;
 mod remake;
@@ -23,7 +23,7 @@ pub(super) use bound::Borrower;
 pub use remake::NodesError;
 pub(super) use remake::{missing, remake};
 
-/// Limit on the nodes of an image: a job needs a handful, and one that has this many open loses the rest.
+/// Limit on the nodes of an image. A job needs few; nodes beyond the limit are not recorded.
 const NODES_MAX: usize = 65_536;
 /// Folders in which only the kernel can create nodes.
 const KERNELS_OWN: [&str; 2] = ["/proc", "/sys"];
@@ -68,11 +68,10 @@ impl NodeKind {
     }
 }
 
-/// Lists the nodes that a restore of frozen processes, which have `open` open, and of the `files` that they write needs,
-/// by path.
+/// Lists the nodes needed to restore frozen processes, which have `open` open and write to `files`, by path.
 ///
-/// Nodes without a name are left out, because CRIU restores them by itself. Nodes that cannot be inspected are left out
-/// too: the restore needs them only if they are missing by then.
+/// Nodes without a name are left out, because CRIU restores them. Nodes that cannot be inspected are left out too: the
+/// restore needs a node only if it is missing by then.
 #[must_use]
 pub fn needed(open: &[Descriptors], files: &[OpenFile]) -> Vec<Node> {
     let mut recording = Recording::default();
@@ -85,7 +84,7 @@ pub fn needed(open: &[Descriptors], files: &[OpenFile]) -> Vec<Node> {
     if recording.nodes.len() >= NODES_MAX {
         tracing::warn!(
             max = NODES_MAX,
-            "too many open folders: not all can be made again"
+            "too many open folders: not all can be created again"
         );
     }
     recording.nodes.into_values().collect()
@@ -94,7 +93,7 @@ pub fn needed(open: &[Descriptors], files: &[OpenFile]) -> Vec<Node> {
 #[derive(Default)]
 struct Recording {
     nodes: BTreeMap<PathBuf, Node>,
-    /// Targets of the descriptors of earlier processes.
+    /// Targets of the descriptors of processes handled before.
     seen: HashSet<OsString>,
 }
 
@@ -117,7 +116,7 @@ impl Recording {
                 continue;
             }
             if is_deleted(target) {
-                // CRIU makes the file anew in its folder for a moment.
+                // CRIU temporarily creates the file again in its folder.
                 self.add_parent(target);
             } else if !is_socket {
                 if let Some(metadata) = descriptor.metadata() {
@@ -132,7 +131,7 @@ impl Recording {
         }
     }
 
-    /// Adds what has this path, or had it when it was opened.
+    /// Adds the node at this path, or the one that was opened by this path.
     fn add_named(&mut self, path: &Path, metadata: &Metadata) {
         if let Some(kind) = NodeKind::of(metadata).filter(|_| has_name(metadata, path)) {
             self.add_parent(path);
@@ -140,7 +139,7 @@ impl Recording {
         }
     }
 
-    /// Adds the folder of `path` and those above it.
+    /// Adds the folder of `path` and all folders above it.
     fn add_parent(&mut self, path: &Path) {
         let folders: Vec<&Path> = path.ancestors().skip(1).collect();
         for folder in folders.into_iter().rev() {

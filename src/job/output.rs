@@ -1,8 +1,8 @@
-//! The job's stdout or stderr: from its pipe or terminal to ckpt-run's own, bytes unchanged and unbuffered.
+//! The job's stdout or stderr: forwards it from a pipe or terminal to ckpt-run's own, unchanged and unbuffered.
 //!
 //! A thread delivers the output. A snapshot reads the remaining bytes of the pipe while the job is frozen, so that the
-//! position of the stream is exact. One `Output` lives as long as the run; each start of the job gives it a new pipe or
-//! terminal.
+//! position of the stream is exact. An `Output` exists for the whole run, and each start of the job gives it a new pipe
+//! or terminal.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -31,17 +31,17 @@ mod place;
 mod rewinding;
 mod status_line;
 
-/// Bytes per read from the pipe: the whole content of a default pipe.
+/// Bytes per read from the pipe: the capacity of a default pipe.
 const READ_BYTES: usize = 64 << 10;
 
 /// The position of a stream at a snapshot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OutputMark {
-    /// Bytes that the job had written, as an uninterrupted run counts them.
+    /// Bytes that the job had written, as in an uninterrupted run.
     pub position: u64,
     /// Inode of the pipe, by which CRIU identifies it. 0 for a terminal.
     pub pipe: u64,
-    /// The position in ckpt-run's own output, if that is a regular file that may be cut.
+    /// Position in ckpt-run's own output, if that is a regular file that may be truncated.
     pub file: Option<FilePosition>,
 }
 
@@ -68,7 +68,7 @@ pub struct Output {
 #[derive(Debug)]
 struct Shared {
     sink: File,
-    /// True if the sink is a regular file that no other part of ckpt-run writes to: it can be cut.
+    /// True if the sink is a regular file that no other part of ckpt-run writes to, so that it can be truncated.
     cuttable: bool,
     state: Mutex<State>,
     delivered: Condvar,
@@ -78,20 +78,20 @@ struct Shared {
 struct State {
     source: Option<File>,
     replay: Replay,
-    /// Pieces that were read but not delivered yet.
+    /// Pieces that were read but not yet delivered.
     pending: VecDeque<Vec<u8>>,
-    /// A line of ckpt-run below the delivered output, if the sink is a terminal.
+    /// Status line of ckpt-run below the delivered output, if the sink is a terminal.
     bottom: Bottom,
     delivering: bool,
-    /// True if some output could not be written, and that was reported.
+    /// True if output was lost in a failed write and this was reported.
     lossy: bool,
-    /// What a rewind has changed, until it is kept or reverted.
+    /// Changes of a rewind, until they are kept or reverted.
     before: Option<Before>,
 }
 
 impl Output {
-    /// Creates an output that goes to `sink`. With `cuttable`, a regular file may be cut at a restore; it must be false
-    /// if ckpt-run's own messages go there too.
+    /// Creates an output that goes to `sink`. With `cuttable`, a restore may truncate a regular file; it must be false
+    /// if ckpt-run's own messages go to the same file.
     #[must_use]
     pub fn new(sink: OwnedFd, cuttable: bool) -> Self {
         let sink = File::from(sink);
@@ -122,8 +122,8 @@ impl Output {
         Ok(write)
     }
 
-    /// Delivers the output from the master of the job's terminal, from which reads do not wait. The delivery ends when
-    /// no process has the slave open.
+    /// Delivers the output from the master of the job's terminal, which must be nonblocking. The delivery ends when no
+    /// process has the slave open.
     ///
     /// # Errors
     /// No thread can be created.
@@ -144,7 +144,7 @@ impl Output {
         Ok(())
     }
 
-    /// Reads all bytes out of the pipe and returns the stream's position. It is exact while the job is frozen.
+    /// Reads all remaining bytes from the pipe and returns the stream's position. It is exact while the job is frozen.
     ///
     /// # Errors
     /// The pipe cannot be read.
@@ -164,8 +164,8 @@ impl Output {
         })
     }
 
-    /// Returns the number of bytes that the job has written and ckpt-run has read; `None` while the reader of
-    /// ckpt-run's own output keeps the job waiting.
+    /// Returns the number of bytes that the job has written and ckpt-run has read. Returns `None` while the job is
+    /// blocked because the reader of ckpt-run's output is slow.
     #[must_use]
     pub fn progress(&self) -> Option<u64> {
         let state = self.shared.lock();
@@ -173,19 +173,19 @@ impl Output {
     }
 
     /// Returns a function that waits until all output of a dead job is delivered, and reverts a rewind that was not
-    /// kept. It ends when no process holds the pipe and the reader of ckpt-run's output has taken everything; the
-    /// caller must hold no lock meanwhile.
+    /// kept. The function returns when no process holds the pipe and the reader of ckpt-run's output has read
+    /// everything. Its caller must hold no lock.
     pub fn drain(&mut self) -> impl FnOnce() + use<> {
         let (relay, shared) = (self.relay.take(), Arc::clone(&self.shared));
         move || {
-            // A relay that panicked has nothing more to deliver.
+            // A thread that panicked delivers nothing more.
             drop(relay.map(JoinHandle::join));
             shared.undo_rewind();
         }
     }
 
-    /// Returns a function, called once for each line of ckpt-run, that returns true if the line is at the start of a
-    /// line, after the job's output.
+    /// Returns a function to call once for each line of ckpt-run. It returns true if the job's output so far ends with
+    /// a complete line.
     pub fn line_watch(&self) -> impl Fn() -> bool + use<> {
         let shared = Arc::clone(&self.shared);
         move || shared.lock().replay.begin_foreign_line()
@@ -215,7 +215,7 @@ impl Shared {
             let mut watched = [PollFd::new(source.as_fd(), PollFlags::POLLIN)];
             match poll(&mut watched, PollTimeout::NONE) {
                 Ok(_) => {}
-                // The poll did not check the pipe: an empty pipe now would be treated as its end.
+                // The poll did not check the pipe; reading it while empty would be treated as its end.
                 Err(Errno::EINTR) => continue,
                 Err(_) => return,
             }
@@ -232,8 +232,8 @@ impl Shared {
         }
     }
 
-    /// Writes all pending output. The lock is not held meanwhile: a slow reader of ckpt-run's output must not stop a
-    /// snapshot.
+    /// Writes all pending output. The lock is released during writes, so that a slow reader of ckpt-run's output cannot
+    /// block a snapshot.
     fn deliver(&self) {
         let state = self.settled();
         self.deliver_some(state, usize::MAX);
@@ -258,12 +258,12 @@ impl Shared {
         text.push_str(end);
         state.pending.push_back(text.into_bytes());
         state.pending.push_back(after);
-        // Only these pieces are written: later output of the job is not the task of this caller.
+        // Only pieces pending now are written. Another caller writes later output of the job.
         let pieces = state.pending.len();
         self.deliver_some(state, pieces);
     }
 
-    /// Returns the state once no thread delivers.
+    /// Returns the state once no thread is delivering.
     fn settled(&self) -> MutexGuard<'_, State> {
         let mut state = self.lock();
         while state.delivering {
@@ -292,15 +292,15 @@ impl Shared {
         state.delivering = false;
         self.delivered.notify_all();
         drop(state);
-        // The message comes last, because it may go to the same place.
+        // The message is logged last, because it may go to the same sink.
         if let Some(error) = failure {
             tracing::warn!(
-                "what the job writes is lost from here on, and the job goes on: {error}"
+                "cannot write the job's output; it is lost from here on, and the job continues: {error}"
             );
         }
     }
 
-    /// Returns the position of ckpt-run's own file once all output read so far is in it.
+    /// Returns the position in ckpt-run's own file once all output read so far is written.
     fn file_position(&self, mut state: MutexGuard<'_, State>) -> io::Result<FilePosition> {
         while state.delivering {
             state = wait(&self.delivered, state);
@@ -311,7 +311,7 @@ impl Shared {
         let metadata = self.sink.metadata()?;
         let flags = OFlag::from_bits_retain(fcntl(&self.sink, FcntlArg::F_GETFL)?);
         let offset = if flags.contains(OFlag::O_APPEND) {
-            // Until the first write the offset is 0, even if the file is not empty.
+            // Before the first write the offset is 0, even if the file is not empty.
             metadata.len()
         } else {
             (&self.sink).stream_position()?
@@ -350,7 +350,7 @@ impl State {
     }
 }
 
-/// Writes all bytes, even to a slow reader.
+/// Writes all bytes, and waits if the sink is full.
 pub(in crate::job) fn write_out(mut sink: &File, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
         match sink.write(bytes) {

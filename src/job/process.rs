@@ -1,5 +1,4 @@
-//! The environment and the loaded files of a process, read from `/proc`, by which the kind of the process is
-//! determined.
+//! Environment and loaded files of a process, read from `/proc`. They determine the kind of the process.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -10,12 +9,12 @@ use procfs::process::MMapPath;
 
 use super::tree;
 
-/// Limit on the environment that is read: the kernel gives arguments and environment a quarter of the stack's limit, 2
-/// MiB as a rule and 6 MiB at most.
+/// Limit on the environment in bytes. The kernel limits arguments and environment to a quarter of the stack's limit,
+/// usually 2 MiB and at most 6 MiB.
 const ENVIRONMENT_BYTES_MAX: u64 = 6 << 20;
 
-/// Returns the environment that a process (a host pid) was started with: entries that each end with a zero byte.
-/// Variables that it has set since are not included. Empty if it cannot be read.
+/// Returns the initial environment of a process (a host pid): entries that each end with a zero byte. Variables set
+/// later are not included. Empty if it cannot be read.
 #[must_use]
 pub fn environment(pid: i32) -> Vec<u8> {
     let mut environment = Vec::new();
@@ -38,14 +37,14 @@ pub fn variable(environment: &[u8], name: &str) -> Option<String> {
     })
 }
 
-/// Returns the real user of a process (a host pid), which the kernel reports to the receivers of its messages. The
-/// owner of its folder in `/proc` is different if the process has changed its user. Returns `None` if it has exited.
+/// Returns the real user of a process (a host pid), which the kernel reports to receivers of its messages. The owner of
+/// its folder in `/proc` differs if the process has changed its user. Returns `None` if it has exited.
 #[must_use]
 pub fn user(pid: i32) -> Option<u32> {
     tree::status(pid).ok().map(|status| status.ruid)
 }
 
-/// Returns the users as which processes (host pids) act, each once.
+/// Returns the effective users of processes (host pids) without duplicates.
 #[must_use]
 pub fn users(pids: &[i32]) -> Vec<u32> {
     let of = |pid: &i32| tree::status(*pid).ok();
@@ -80,7 +79,7 @@ mod tests {
             .stdout(std::process::Stdio::piped())
             .spawn()
             .unwrap();
-        // Once it answers, it runs the new program.
+        // The child answers once it runs the new program.
         std::io::Write::write_all(child.stdin.as_mut().unwrap(), b"x").unwrap();
         child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
         let pid = i32::try_from(child.id()).unwrap();

@@ -1,7 +1,7 @@
-//! The rollback of the files that the job writes to their state at the snapshot.
+//! Rollback of the files that the job writes to their state at the snapshot.
 //!
-//! First comes a plan, which checks everything and changes nothing; then its execution. Data that is cut off or
-//! overwritten is saved aside.
+//! A plan checks everything and changes nothing. Then the plan is executed. Data that is truncated or overwritten is
+//! saved in a separate folder first.
 
 use std::fs::{self, File, Metadata};
 use std::io::{self, Write};
@@ -24,10 +24,10 @@ mod aside;
 pub(super) mod error;
 mod landed;
 
-/// The planned steps, in order.
+/// Planned steps, in order.
 #[derive(Debug, Default)]
 pub struct Plan {
-    /// Folders and named pipes to create first.
+    /// Folders and named pipes to create before the rollback.
     nodes: Vec<Node>,
     steps: Vec<Step>,
 }
@@ -40,7 +40,7 @@ struct Step {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Action {
-    /// Cut the file down to its size at the snapshot.
+    /// Truncate the file to its size at the snapshot.
     Cut,
     /// Write the saved content back.
     Refill,
@@ -48,8 +48,8 @@ enum Action {
     Recreate,
 }
 
-/// Compares the files, and the folders and named pipes, with their state at the snapshot. Changes nothing.
-/// `present_path` tells where a file is that gets its name back before the plan is executed.
+/// Compares files, folders and named pipes with their state at the snapshot. Changes nothing. `present_path` returns
+/// the current path of a file that will be renamed back before the plan is executed.
 ///
 /// # Errors
 /// The first file that cannot be rolled back.
@@ -88,7 +88,7 @@ fn action_for(
                 Err(RewindError::Vanished(file.path.clone()))
             };
         }
-        Err(error) => return Err(system("look at", &file.path)(error)),
+        Err(error) => return Err(system("inspect", &file.path)(error)),
     };
     if file.written() {
         same_owner(file, &metadata)?;
@@ -116,7 +116,7 @@ fn action_for(
     }
 }
 
-/// Checks that a file without saved content is the same one as at the snapshot, or a copy of it.
+/// Checks that a file without saved content is the file of the snapshot, or a copy of it.
 fn holds_the_same(
     file: &OpenFile,
     other_bytes: OtherBytes,
@@ -147,7 +147,7 @@ fn holds_the_same(
     Ok(())
 }
 
-/// What happens with a file or output whose bytes are not those of the snapshot.
+/// Treatment of a file or output whose bytes differ from those of the snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OtherBytes {
     /// The image is refused.
@@ -161,7 +161,9 @@ impl OtherBytes {
         match self {
             Self::Refuse => Err(error),
             Self::Warn => {
-                tracing::warn!("the job goes on with a file that is not as it was: {error}");
+                tracing::warn!(
+                    "the job continues with a file that differs from the snapshot: {error}"
+                );
                 Ok(())
             }
         }
@@ -169,19 +171,19 @@ impl OtherBytes {
 }
 
 impl Plan {
-    /// Creates the folders and named pipes that are missing.
+    /// Creates missing folders and named pipes.
     ///
     /// # Errors
-    /// The first that cannot be created.
+    /// The first node that cannot be created.
     pub fn make_nodes(&self) -> Result<(), RewindError> {
         Ok(nodes::remake(&self.nodes)?)
     }
 
-    /// Rolls the files back; [`make_nodes`](Self::make_nodes) comes first. `content` writes a saved content (by its stream name) into a file; `aside` is a folder for
-    /// data that is cut off, created when it is needed.
+    /// Rolls the files back, after [`make_nodes`](Self::make_nodes). `content` writes a saved content (by its stream
+    /// name) into a file. `aside` is a folder for truncated data, created when it is needed.
     ///
     /// # Errors
-    /// The first step that fails; data that earlier steps have cut off is put back.
+    /// The first step that fails. Data truncated by earlier steps is written back.
     pub fn execute(
         self,
         aside: &Path,
@@ -215,8 +217,8 @@ impl Plan {
                 }
                 Action::Refill => {
                     let mut target = open(&file)?;
-                    // Data that other programs wrote into it meanwhile exists nowhere else. A file in memory has no
-                    // other writers, and its size has no bound.
+                    // Data that other programs wrote to the file since exists nowhere else. A file in memory has no
+                    // other writers, and its size is unlimited.
                     let from = if file.in_memory { file.size } else { 0 };
                     if changed(&file, &target)? {
                         cut.extend(keep_from(&file, &mut target, from, kept)?);
@@ -229,7 +231,7 @@ impl Plan {
                         let mut options = File::options();
                         spot.open(options.write(true).create_new(true).mode(0o600), 0)
                     });
-                    let target = made.map_err(system("make anew", &file.path))?;
+                    let target = made.map_err(system("create again", &file.path))?;
                     refill(&file, &target, &content)?;
                     fchown(&target, Some(file.owner.0), Some(file.owner.1))
                         .map_err(system("set the owner of", &file.path))?;
@@ -254,7 +256,7 @@ fn refill(
     };
     let system = |operation| system(operation, &file.path);
     if file.in_memory {
-        // Pages that are not written take no memory.
+        // Unwritten pages occupy no memory.
         target.set_len(0).map_err(system("empty"))?;
     }
     content(stream, &mut SparseWriter::new(target)).map_err(system("put back the content of"))?;
@@ -270,17 +272,17 @@ fn same_owner(file: &OpenFile, metadata: &Metadata) -> Result<(), RewindError> {
     Err(RewindError::Owner { path, then, now })
 }
 
-/// Opens a file that is about to be changed; refuses one that another user has put in its place meanwhile.
+/// Opens a file to change it. Refuses a file that another user has put in its place.
 fn open(file: &OpenFile) -> Result<File, RewindError> {
     let opened = without_links(&file.path).map_err(system("open", &file.path))?;
-    let metadata = opened.metadata().map_err(system("look at", &file.path))?;
+    let metadata = opened.metadata().map_err(system("inspect", &file.path))?;
     same_owner(file, &metadata)?;
     Ok(opened)
 }
 
 /// Returns true if the file was written or created again since the snapshot.
 fn changed(file: &OpenFile, opened: &File) -> Result<bool, RewindError> {
-    let now = opened.metadata().map_err(system("look at", &file.path))?;
+    let now = opened.metadata().map_err(system("inspect", &file.path))?;
     Ok((now.ino(), now.size(), modified_ns(&now)) != (file.inode, file.size, file.modified_ns))
 }
 

@@ -1,15 +1,16 @@
-//! TCP connections of the job: their record at a snapshot, and the removal of their remains when a restore needs their
+//! TCP connections of the job: their record at a snapshot, and the removal of leftovers when a restore needs their
 //! addresses again.
 //!
-//! CRIU dumps and restores one socket after the other, and the kernel sends by itself: what a full receiver had no room
-//! for, the end of a connection, lost packets again. Between the dumps of both ends, one end would have received data
-//! that the other has sent only later, or has forgotten since. At a restore, a packet for an end that does not exist yet
-//! is answered with a reset. So packets of such connections are discarded meanwhile; the kernel sends them again later.
-//! Connections in which nothing is on its way need none of that.
+//! CRIU dumps and restores one socket after the other. Meanwhile the kernel continues to send data for which a full
+//! receiver had no room, the end of a connection, and retransmissions. Between the dumps of both ends, one end would
+//! receive data that the other end has sent later, or has already discarded. During a restore, the kernel would answer
+//! a packet for an end that does not exist yet with a reset. Therefore packets of such connections are dropped during
+//! dump and restore, and the kernel retransmits them. Connections without data in transit do not need this.
 //!
 //! A killed job leaves sockets in `TIME_WAIT` for a minute. No process owns them, but their addresses cannot be bound,
 //! so they are destroyed before a restore. Connections to other programs cannot be restored: their peers have
-//! continued, or have noticed that the job died. A restored connection would be open at one end only.
+//! continued, or have noticed the job's death. A restored connection would be open at one end only. continued, or have
+//! noticed that the job died. A restored connection would be open at one end only.
 
 pub(super) mod diagnosis;
 mod kinds;
@@ -32,33 +33,32 @@ use tcp_table::TcpTable;
 /// The TCP sockets of a job at a snapshot.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sockets {
-    /// The addresses that it listened on.
+    /// Addresses of listening sockets.
     pub listening: Vec<SocketAddr>,
-    /// Connections of the job with itself, as each of both ends sees them: local, remote. Those that wait to be made have
-    /// one end.
+    /// Connections of the job with itself, as seen by each of both ends: local, remote. Unaccepted connections have one
+    /// end.
     pub connections: Vec<(SocketAddr, SocketAddr)>,
     /// Connections to other programs: local, remote.
     #[serde(default)]
     pub outside: Vec<(SocketAddr, SocketAddr)>,
-    /// Number of sockets whose other end is gone: it was closed, reset or never accepted. What they have received can
-    /// still be read.
+    /// Number of sockets whose other end is gone: closed, reset or never accepted. Received data can still be read.
     #[serde(default)]
     pub half_closed: usize,
-    /// Connections in which data is on its way, or a direction is not open: local, remote.
+    /// Connections with data in transit or with a closed direction: local, remote.
     #[serde(default)]
     pub unsettled: Vec<(SocketAddr, SocketAddr)>,
 }
 
-/// Connections of other programs that the job has not accepted.
+/// Treatment of connections of other programs that the job has not accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backlog {
-    /// A restored job never sees them, like other connections to the outside.
+    /// The restored job never receives them, like other connections to the outside.
     Dropped,
     /// The snapshot is refused.
     Refused,
 }
 
-/// The reason why the job's sockets could not be recorded or their remains not removed.
+/// Reasons why the job's sockets could not be recorded or their leftovers not removed.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketsError {
     /// `/proc` of a process could not be read.
@@ -70,12 +70,12 @@ pub enum SocketsError {
         #[source]
         source: ProcError,
     },
-    /// The job has a connection or a datagram that no image can hold.
+    /// The job has a connection or a datagram that cannot be stored in an image.
     #[error(transparent)]
     Obstacle(#[from] Obstacle),
-    /// Packets cannot be held back.
+    /// Packets cannot be dropped.
     #[error(
-        "cannot hold back the packets of the job's connections, in which data is on its way (needs CAP_NET_ADMIN, and nftables in Linux 5.12 or newer)"
+        "cannot hold back packets of the job's connections with data in transit (needs CAP_NET_ADMIN, and nftables in Linux 5.12 or newer)"
     )]
     Lock(#[source] io::Error),
     /// The kernel does not list sockets.
@@ -83,7 +83,7 @@ pub enum SocketsError {
     Ask(#[source] io::Error),
     /// The kernel refuses to destroy a socket.
     #[error(
-        "cannot remove what is left of the job's connection {local} to {remote} (needs CAP_NET_ADMIN and CONFIG_INET_DIAG_DESTROY)"
+        "cannot remove the leftover of the job's connection {local} to {remote} (needs CAP_NET_ADMIN and CONFIG_INET_DIAG_DESTROY)"
     )]
     Destroy {
         /// The job's address.
@@ -100,7 +100,7 @@ impl Sockets {
     /// Records the TCP sockets among `open`, of processes that share one network namespace.
     ///
     /// # Errors
-    /// A process has exited, or a connection is in a state that no image can hold.
+    /// A process has exited, or a connection is in a state that cannot be stored in an image.
     pub fn record(open: &[Descriptors], backlog: Backlog) -> Result<Self, SocketsError> {
         let table = TcpTable::read(open)?;
         table.check_other_ends()?;
@@ -112,8 +112,8 @@ impl Sockets {
         Ok(table.sockets())
     }
 
-    /// Holds back the packets of connections of the job with itself, while its processes are frozen and dumped. Returns
-    /// `None` if nothing is on its way.
+    /// Drops packets of the job's connections with itself while its processes are frozen and dumped. Returns `None` if
+    /// no data is in transit.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -126,8 +126,8 @@ impl Sockets {
         PacketLock::set(&held).map(Some).map_err(SocketsError::Lock)
     }
 
-    /// Holds back the packets of all connections while they are restored. Returns `None` if there are none, or if the
-    /// kernel refuses and nothing was on its way.
+    /// Drops packets of all connections during their restore. Returns `None` if there are none, or if the kernel
+    /// refuses and no data was in transit.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -139,7 +139,7 @@ impl Sockets {
         match PacketLock::set(&held) {
             Ok(lock) => Ok(Some(lock)),
             Err(error) if self.unsettled.is_empty() => {
-                tracing::debug!(%error, "packets of the job's connections are not held back");
+                tracing::debug!(%error, "cannot hold back packets of the job's connections");
                 Ok(None)
             }
             Err(error) => Err(SocketsError::Lock(error)),
@@ -152,8 +152,8 @@ impl Sockets {
         !self.outside.is_empty() && self.connections.is_empty() && self.half_closed == 0
     }
 
-    /// Aborts the connections to other programs, which the restored job treats as open: their peers have noticed its
-    /// death, or continue without it. Returns their number.
+    /// Aborts the connections to other programs, which the restored job treats as open. Their peers have noticed the
+    /// job's death, or have continued. Returns the number of connections.
     ///
     /// # Errors
     /// The kernel refuses; connections aborted before stay aborted.
@@ -167,10 +167,11 @@ impl Sockets {
         })
     }
 
-    /// Destroys the remains of these sockets, after their processes are dead. Returns their number.
+    /// Destroys the leftovers of these sockets, after their processes are dead. Returns their number.
     ///
-    /// Only sockets that no process owns any more are destroyed: ends of the recorded connections, those in `TIME_WAIT`
-    /// that occupy a recorded address on this machine alone, and all that keep a recorded address from being bound.
+    /// Only sockets without an owning process are destroyed: ends of the recorded connections, sockets in `TIME_WAIT`
+    /// of this machine's connections with itself at a recorded address, and sockets that prevent a recorded address
+    /// from being bound.
     ///
     /// # Errors
     /// The kernel refuses; sockets destroyed before stay destroyed.
@@ -191,7 +192,7 @@ impl Sockets {
         let ends = (*local, *remote);
         let known = [&self.connections, &self.outside, &self.unsettled];
         let recorded = known.iter().any(|list| list.binary_search(&ends).is_ok());
-        // A connection that was made after the snapshot. It holds no data, and no stray packet of it is in transit.
+        // The connection was made after the snapshot. It holds no data, and none of its packets is in transit.
         let blocks = closed.waits
             && local.ip() == remote.ip()
             && (self
@@ -222,8 +223,8 @@ fn destroy(which: Which, chosen: impl Fn(&Found) -> bool) -> Result<usize, Socke
     Ok(destroyed)
 }
 
-/// Returns true if the address cannot be bound, not even by a socket that may share it with what is left of connections
-/// (`SO_REUSEADDR`, set by the standard library and by CRIU). Those of a server that did not set it prevent that for minutes.
+/// Returns true if the address cannot be bound, even with `SO_REUSEADDR`, which the standard library and CRIU set.
+/// Leftover connections of a server that did not set it prevent this for minutes.
 fn is_occupied(local: SocketAddr) -> bool {
     TcpListener::bind(local).is_err_and(|error| error.kind() == io::ErrorKind::AddrInUse)
 }

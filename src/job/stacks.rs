@@ -1,4 +1,4 @@
-//! The state of a job's threads as the kernel reports it, for a log about a job that hangs.
+//! State of a job's threads as the kernel reports it, for the report about a hung job.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -6,13 +6,13 @@ use std::path::Path;
 
 use super::tree::Process;
 
-/// Limit on the described threads; these show enough of a larger job.
+/// Limit on the described threads. This number is enough to diagnose a larger job.
 const THREADS_MAX: usize = 2048;
-/// Limit on the bytes that are read of any one file of `/proc`.
+/// Limit on the bytes read from one file of `/proc`.
 const FILE_BYTES_MAX: u64 = 16 << 10;
 
-/// Writes the state of the threads of these processes: state, place of the wait in the kernel, system call and the
-/// kernel's stack, with command lines. Processes and threads that have exited meanwhile are left out.
+/// Writes the state of the threads of these processes: state, wait channel, system call and kernel stack, with the
+/// command lines of processes. Processes and threads that have exited are left out.
 ///
 /// # Errors
 /// `log` cannot be written.
@@ -36,7 +36,7 @@ pub fn write_stacks(processes: &[Process], log: &mut impl Write) -> io::Result<(
             if left == 0 {
                 return writeln!(
                     log,
-                    "\n(more than {THREADS_MAX} threads: the rest is left out)"
+                    "\n(more than {THREADS_MAX} threads; the rest is omitted)"
                 );
             }
             left -= 1;
@@ -77,7 +77,7 @@ fn or_nothing(text: &str, nothing: &str) -> String {
 fn read(folder: &Path, name: &str) -> String {
     let mut bytes = Vec::new();
     let file = File::open(folder.join(name));
-    // The file of a thread that has exited, or one without permission, counts as missing.
+    // The file of an exited thread, or one without permission, counts as missing.
     let _ = file.and_then(|file| file.take(FILE_BYTES_MAX).read_to_end(&mut bytes));
     String::from_utf8_lossy(&bytes).into_owned()
 }
@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sleeping_child_shows_its_line_and_where_it_waits() {
+    fn a_sleeping_child_is_described_with_its_wait() {
         let mut child = std::process::Command::new("sleep")
             .arg("1000")
             .spawn()
@@ -99,7 +99,7 @@ mod tests {
             let mut log = Vec::new();
             write_stacks(&tree(pid).unwrap(), &mut log).unwrap();
             let text = String::from_utf8(log).unwrap();
-            // The process does not sleep at once.
+            // The process does not sleep immediately.
             if text.contains("S (sleeping)") && text.contains("sleep 1000") {
                 break text;
             }

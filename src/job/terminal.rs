@@ -4,10 +4,10 @@
 //! caller's terminal, raw ──▶ stdin-read ──▶ master │ slave ──▶ job's stdin
 //!                        ◀── output     ◀──        │       ◀── job's stdout, stderr
 //! ```
-//! The line discipline between master and slave does the work of a terminal: echo, editing, Ctrl-C. The caller's does
-//! nothing meanwhile; its modes are restored when the job stops or exits, or ckpt-run exits.
+//! The line discipline between master and slave does the work of a terminal: echo, editing, Ctrl-C. The caller's
+//! terminal is in raw mode meanwhile. Its modes are restored when the job stops or exits, or ckpt-run exits.
 //!
-//! This module must not know which program runs the job, or how the slave gets to it.
+//! This module does not depend on the program that runs the job, or on the way the slave reaches it.
 
 use std::fs::{self, File};
 use std::io;
@@ -24,17 +24,17 @@ use rustix::termios::{
 };
 use serde::{Deserialize, Serialize};
 
-/// The window size if no terminal has one: the size that programs assume for a terminal without a size.
+/// Default window size, which programs assume for a terminal without a size.
 const WINDOW: Winsize = Winsize {
     ws_row: 24,
     ws_col: 80,
     ws_xpixel: 0,
     ws_ypixel: 0,
 };
-/// The name under which a process finds its own terminal.
+/// Path by which a process opens its own terminal.
 const OWN_TERMINAL: &str = "/dev/tty";
 
-/// The flags with which both ends are opened.
+/// Flags for opening both ends.
 const FLAGS: OpenptFlags = OpenptFlags::RDWR
     .union(OpenptFlags::NOCTTY)
     .union(OpenptFlags::CLOEXEC);
@@ -44,12 +44,11 @@ const FLAGS: OpenptFlags = OpenptFlags::RDWR
 pub struct TerminalDevice {
     /// Number of the device.
     pub device: u64,
-    /// Number of the file system that contains it.
+    /// Number of the file system with the device file.
     pub filesystem: u64,
 }
 
-/// Both ends of a pseudo-terminal. The master reports that the job is gone once no slave is open, including ckpt-run's
-/// own.
+/// Both ends of a pseudo-terminal. The master reports a hangup once no slave is open, including ckpt-run's own.
 #[derive(Debug)]
 pub struct Pty {
     master: File,
@@ -57,7 +56,7 @@ pub struct Pty {
 }
 
 impl Pty {
-    /// Opens a new terminal of the machine, with the modes and the window of the caller's.
+    /// Opens a new terminal of the machine, with the modes and the window size of the caller's terminal.
     ///
     /// # Errors
     /// No terminal is available.
@@ -65,7 +64,7 @@ impl Pty {
         Self::of(openpt(FLAGS)?, caller)
     }
 
-    /// Works as `open`, with this file, which creates terminals of another place.
+    /// Same as `open`, with the multiplexer `maker`, which may be in another mount of devpts.
     ///
     /// # Errors
     /// No terminal is available.
@@ -108,7 +107,7 @@ impl Pty {
         self.slave.try_clone()
     }
 
-    /// Returns true if reads and writes of the job's end do not wait.
+    /// Returns true if the job's end is nonblocking.
     ///
     /// # Errors
     /// The flags cannot be read.
@@ -116,8 +115,7 @@ impl Pty {
         Ok(fcntl_getfl(&self.slave)?.contains(OFlags::NONBLOCK))
     }
 
-    /// Makes reads and writes of the job's end not wait: CRIU (4.2.1) does not restore this flag for a terminal of
-    /// ckpt-run.
+    /// Makes the job's end nonblocking. CRIU (4.2.1) does not restore this flag for a terminal of ckpt-run.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -128,8 +126,7 @@ impl Pty {
         )?)
     }
 
-    /// Returns the device files of the terminal: its own, and `/dev/tty` for processes that it is the controlling
-    /// terminal of.
+    /// Returns the device files of the terminal: its own, and `/dev/tty` for processes with it as controlling terminal.
     ///
     /// # Errors
     /// The device file cannot be inspected.
@@ -143,7 +140,7 @@ impl Pty {
         Ok([own].into_iter().chain(by_name).map(of).collect())
     }
 
-    /// Sets the size of its window; the processes in its foreground get SIGWINCH if the size changes.
+    /// Sets the window size. Foreground processes get SIGWINCH if the size changes.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -152,25 +149,25 @@ impl Pty {
     }
 }
 
-/// Returns the size of a terminal's window; `None` if it is not a terminal or has no size.
+/// Returns the window size of a terminal; `None` without a terminal or a size.
 #[must_use]
 pub fn window(terminal: BorrowedFd<'_>) -> Option<Winsize> {
     let window = tcgetwinsize(terminal).ok()?;
     (window.ws_row > 0 && window.ws_col > 0).then_some(window)
 }
 
-/// A key with a meaning for more than the job.
+/// A key with a meaning for ckpt-run as well as for the job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Key {
-    /// The job is to be interrupted (Ctrl-C, Ctrl-\).
+    /// Interrupts the job (Ctrl-C, Ctrl-\).
     Interrupt,
-    /// The job is to be stopped (Ctrl-Z). Its terminal does not stop it: the kernel does not stop a session whose
+    /// Stops the job (Ctrl-Z). The job's terminal cannot stop it, because the kernel does not stop a session whose
     /// leader has no parent in it.
     Suspend,
 }
 
-/// Returns the first such key in the text typed at this master, and its place. Returns `None` while the job reads all
-/// keys itself, or while a shell in it has another process group in the foreground, which that shell supervises.
+/// Returns the first such key in the text typed at this master, and its offset. Returns `None` while the job reads keys
+/// in raw mode, or while a shell in the job has another process group in the foreground and handles the keys for it.
 #[must_use]
 pub fn first_key(master: BorrowedFd<'_>, typed: &[u8]) -> Option<(usize, Key)> {
     let modes = tcgetattr(master).ok()?;
@@ -179,7 +176,7 @@ pub fn first_key(master: BorrowedFd<'_>, typed: &[u8]) -> Option<(usize, Key)> {
     }
     let codes = &modes.special_codes;
     let meaning = |byte: u8| match byte {
-        0 => None, // is no key
+        0 => None, // is disabled
         _ if byte == codes[SpecialCodeIndex::VINTR] => Some(Key::Interrupt),
         _ if byte == codes[SpecialCodeIndex::VQUIT] => Some(Key::Interrupt),
         _ if byte == codes[SpecialCodeIndex::VSUSP] && leads_foreground(master) => {
@@ -191,24 +188,24 @@ pub fn first_key(master: BorrowedFd<'_>, typed: &[u8]) -> Option<(usize, Key)> {
     keys.find_map(|(place, byte)| Some((place, meaning(*byte)?)))
 }
 
-/// Returns true if the leader of the terminal's session is in its foreground.
+/// Returns true if the leader of the terminal's session is in the foreground.
 fn leads_foreground(master: BorrowedFd<'_>) -> bool {
     let session = tcgetsid(master);
     session.is_ok() && session == tcgetpgrp(master)
 }
 
-/// Returns the end of a line for this output: a terminal in raw mode does not return to the first column by itself.
+/// Returns the line ending for this output. A terminal in raw mode needs a carriage return too.
 #[must_use]
 pub fn line_end(sink: BorrowedFd<'_>) -> &'static str {
     let raw = tcgetattr(sink).is_ok_and(|modes| !modes.output_modes.contains(OutputModes::OPOST));
     if raw { "\r\n" } else { "\n" }
 }
 
-/// The caller's terminal. Dropping the value restores the terminal's own modes.
+/// The caller's terminal. Its original modes are restored on drop.
 #[derive(Debug)]
 pub struct CallersTerminal {
     terminal: File,
-    /// The terminal's own modes, while it has ckpt-run's.
+    /// Original modes, while ckpt-run's modes are set.
     own: Option<Termios>,
 }
 
@@ -224,8 +221,8 @@ impl CallersTerminal {
         })
     }
 
-    /// Makes the terminal pass everything on unchanged. Returns false if ckpt-run is in its background and must not set
-    /// it.
+    /// Sets raw mode, in which the terminal passes on everything unchanged. Returns false if ckpt-run is in the
+    /// background and must not set it.
     pub fn take(&mut self) -> bool {
         if !self.is_ours() {
             return false;
@@ -241,7 +238,7 @@ impl CallersTerminal {
         true
     }
 
-    /// Restores the terminal's own modes.
+    /// Restores the original modes.
     pub fn give_back(&mut self) {
         if let Some(modes) = self.own.take()
             && self.is_ours()
@@ -256,18 +253,18 @@ impl CallersTerminal {
         self.own.is_some()
     }
 
-    /// Returns true if ckpt-run is in its foreground, or if it is not ckpt-run's controlling terminal and has no
-    /// foreground.
+    /// Returns true if ckpt-run is in the terminal's foreground, or if the terminal is not ckpt-run's controlling
+    /// terminal and has no foreground.
     fn is_ours(&self) -> bool {
         tcgetpgrp(&self.terminal).map_or(true, |group| group == rustix::process::getpgrp())
     }
 
-    /// Sets the modes with SIGTTOU blocked: if the shell takes the terminal away meanwhile, ckpt-run is not stopped.
+    /// Sets the modes with SIGTTOU blocked, so that ckpt-run is not stopped if the shell takes the terminal back.
     fn set(&self, modes: &Termios) {
         let mut background_write = SigSet::empty();
         background_write.add(Signal::SIGTTOU);
         let before = background_write.thread_swap_mask(SigmaskHow::SIG_BLOCK);
-        // A terminal that is gone needs no modes.
+        // A closed terminal needs no modes.
         let _ = tcsetattr(&self.terminal, OptionalActions::Drain, modes);
         if let Ok(before) = before {
             let _ = before.thread_set_mask();
@@ -293,7 +290,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns a terminal that behaves as a caller's terminal, and is not the controlling one.
+    /// Returns a terminal that acts as the caller's terminal but is not the controlling one.
     fn caller() -> (Pty, CallersTerminal) {
         let pty = Pty::open(None).unwrap();
         let terminal = File::from(pty.slave().unwrap());
@@ -329,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn the_callers_terminal_has_its_modes_again_when_it_is_dropped() {
+    fn the_callers_terminal_gets_its_modes_back_on_drop() {
         let (pty, mut caller) = caller();
         let slave = pty.slave().unwrap();
         let canonical = || {
@@ -339,7 +336,7 @@ mod tests {
         assert!(caller.take() && caller.is_taken());
         assert!(!canonical());
         assert_eq!(line_end(slave.as_fd()), "\r\n");
-        // Taken twice, it still has its own modes stored.
+        // A second call does not overwrite the stored modes.
         assert!(caller.take());
         drop(caller);
         assert!(canonical());
@@ -355,13 +352,13 @@ mod tests {
         assert_eq!(first(b"\x1c"), Some((0, Key::Interrupt)));
         // The session has no leader.
         assert_eq!(first(b"abc\x04\x1a\0"), None);
-        // A job that reads keys itself.
+        // The job reads keys in raw mode.
         caller.take();
         assert_eq!(first(b"\x03"), None);
     }
 
     #[test]
-    fn what_is_typed_arrives_and_a_line_of_output_is_that_of_a_terminal() {
+    fn typed_input_arrives_and_output_has_line_endings() {
         let pty = Pty::open(None).unwrap();
         let mut master = pty.master().unwrap();
         let mut job = File::from(pty.slave().unwrap());

@@ -2,10 +2,11 @@
     unsafe_code,
     reason = "a descriptor of another process, an ioctl that nix does not have"
 )]
-//! Periodic timers (`timerfd`) that had expired unread at a snapshot.
+//! Periodic timers (`timerfd`) with unread expirations at a snapshot.
 //!
-//! The kernel stops such a timer until its owner reads it, and shows it with no time left. CRIU (4.2) treats it as
-//! disarmed, and it would never expire again after a restore. So these timers are recorded, and armed again afterwards.
+//! The kernel stops such a timer until its owner reads it, and reports no time left. CRIU (4.2) treats it as disarmed,
+//! and it would never expire again after a restore. Therefore these timers are recorded and armed again after a
+//! restore.
 
 use std::fs;
 use std::io;
@@ -26,7 +27,7 @@ nix::ioctl_write_ptr!(
     set_ticks, b'T', 0, u64
 );
 
-/// A timer that had expired unread.
+/// A timer with unread expirations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Timer {
     /// Pid as the job sees it.
@@ -37,7 +38,7 @@ pub struct Timer {
     pub descriptor: i32,
 }
 
-/// The reason why a timer could not be armed again.
+/// Reasons why a timer could not be armed again.
 #[derive(Debug, thiserror::Error)]
 pub enum TimersError {
     /// A restored timer is stopped and cannot be armed.
@@ -53,7 +54,7 @@ pub enum TimersError {
     },
 }
 
-/// Lists the periodic timers of frozen processes that have expired unread up to now.
+/// Lists the periodic timers of frozen processes with unread expirations.
 #[must_use]
 pub fn rung_timers(open: &[Descriptors]) -> Vec<Timer> {
     let mut found = Vec::new();
@@ -71,7 +72,7 @@ pub fn rung_timers(open: &[Descriptors]) -> Vec<Timer> {
     found
 }
 
-/// Arms these timers again in the restored `processes`: they next expire after one period.
+/// Arms these timers again in the restored `processes`. They next expire after one period.
 ///
 /// # Errors
 /// The first timer that cannot be armed.
@@ -133,7 +134,7 @@ fn state(pid: i32, descriptor: i32) -> io::Result<State> {
 
 fn arm(pid: i32, descriptor: i32) -> io::Result<()> {
     let state = state(pid, descriptor)?;
-    // The timer was already armed by its owner, or through another descriptor for it.
+    // The owner has already armed the timer, or another descriptor for it was handled before.
     if !state.stopped() {
         return Ok(());
     }
@@ -152,7 +153,7 @@ fn arm(pid: i32, descriptor: i32) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns an own descriptor for a file that another process has open (Linux 5.6).
+/// Duplicates a descriptor of another process into this one (`pidfd_getfd`, Linux 5.6).
 fn borrow(pid: i32, descriptor: i32) -> io::Result<OwnedFd> {
     // SAFETY: plain system call with integer arguments.
     let process = own(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })?;
@@ -190,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_periodic_timer_without_time_left_stands_still() {
+    fn only_a_periodic_timer_without_time_left_is_stopped() {
         let text = "ino:\t1\nclockid: 1\nticks: 2\nsettime flags: 00\nit_value: (0, 0)\nit_interval: (0, 3000)\n";
         let state = State::parse(text).unwrap();
         assert_eq!((state.ticks, state.stopped()), (2, true));

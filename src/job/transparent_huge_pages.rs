@@ -1,10 +1,10 @@
 #![allow(unsafe_code, reason = "process_madvise, which no library has")]
-//! Huge pages of a restored process.
+//! Transparent huge pages for a restored process.
 //!
-//! CRIU fills memory page by page, and the kernel's own thread converts it to huge pages at 16 MiB in 10 s (its
-//! defaults): until then the job is slower than before. This module requests the conversion at once (`MADV_COLLAPSE`,
-//! Linux 6.1), where the kernel would do it by itself, and where it takes no memory: from small pages that are all
-//! present and not shared. The memory's content does not change.
+//! CRIU fills memory with small pages. With its defaults, the kernel's own thread converts 16 MiB to huge pages every
+//! 10 s, and the job is slower until then. This module requests the conversion immediately (`MADV_COLLAPSE`, Linux
+//! 6.1). It selects memory that the kernel would convert too, and that occupies no additional memory: all small pages
+//! are present and not shared. The memory's content does not change.
 
 use std::fs;
 use std::io;
@@ -21,20 +21,20 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::tree::smaps;
 
-/// The file with the length of a huge page in bytes.
+/// File with the size of a huge page in bytes.
 const LENGTH: &str = "/sys/kernel/mm/transparent_hugepage/hpage_pmd_size";
 /// Limit on one request in bytes: some milliseconds of copying.
 const STEP_MAX: u64 = 32 << 20;
-/// Limit on refusals for lack of memory before the requests end: each makes the kernel search for memory.
+/// Limit on requests that fail for lack of memory. Each makes the kernel search for memory.
 const REFUSED_MAX: u32 = 8;
 /// The advice to convert to huge pages, since Linux 6.1.
 const MADV_COLLAPSE: libc::c_int = 25;
 
-/// Requests huge pages in a process (a host pid), a step at a time, with a `pause` before each. Returns the number of
-/// bytes in huge pages.
+/// Requests huge pages in a process (a host pid) in steps, with a `pause` before each. Returns the number of bytes in
+/// huge pages.
 ///
 /// # Errors
-/// The process cannot be inspected, or the kernel refuses this to ckpt-run (`EPERM`).
+/// The process cannot be inspected, or ckpt-run lacks the permission (`EPERM`).
 pub fn make_huge_pages(host_pid: i32, mut pause: impl FnMut()) -> io::Result<u64> {
     let Some(huge) = length() else {
         return Ok(0);
@@ -46,9 +46,9 @@ pub fn make_huge_pages(host_pid: i32, mut pause: impl FnMut()) -> io::Result<u64
         pause();
         match advise(process.as_raw_fd(), &range) {
             Ok(()) => done += range.end - range.start,
-            // Some of the memory is in use just now, or the kernel does not convert it at all.
+            // Some of the memory is in use, or the kernel never converts it.
             Err(Errno::EAGAIN | Errno::EINVAL) => {}
-            // No huge page is free, or the job may have no more; or the memory does not exist any more.
+            // No huge page is free, the job may have no more, or the memory was unmapped.
             Err(Errno::ENOMEM | Errno::EBUSY) if refused < REFUSED_MAX => refused += 1,
             Err(Errno::ENOMEM | Errno::EBUSY | Errno::ESRCH) => break,
             Err(errno) => return Err(errno.into()),

@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_whose_name_is_cut_within_a_character_is_there_with_its_children() {
+    fn a_process_with_a_name_cut_within_a_character_is_listed() {
         let folder = tempfile::tempdir().unwrap();
         // The kernel keeps 15 bytes of the name.
         let program = folder.path().join("trainiermodellé");
@@ -346,7 +346,7 @@ ctypes.CDLL(None).pthread_exit(None)";
     }
 
     #[test]
-    fn a_stopped_process_that_was_sent_a_signal_is_doomed_unless_it_is_ready_for_it() {
+    fn a_pending_deadly_signal_dooms_an_unprepared_stopped_process() {
         for (handling, doomed) in [
             ("", true),
             ("trap '' TERM;", false),

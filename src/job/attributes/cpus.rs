@@ -1,4 +1,4 @@
-//! The CPUs that a thread may run on.
+//! CPU affinity of a thread.
 
 use std::fmt;
 
@@ -12,14 +12,14 @@ use serde::{Deserialize, Serialize};
 pub struct Cpus(Vec<usize>);
 
 impl Cpus {
-    /// Returns the CPUs that a thread (its number on the host; 0 for the caller) may run on.
+    /// Returns the CPUs that a thread (a host thread id; 0 for the caller) may run on.
     pub(super) fn of(thread: i32) -> Result<Self, Errno> {
         let set = sched_getaffinity(Pid::from_raw(thread))?;
         let is_in = |cpu: &usize| set.is_set(*cpu).unwrap_or(false);
         Ok(Self((0..CpuSet::count()).filter(is_in).collect()))
     }
 
-    /// Lets a thread run on these CPUs only.
+    /// Restricts a thread to these CPUs.
     pub(super) fn give_to(&self, thread: i32) -> Result<(), Errno> {
         let mut set = CpuSet::new();
         for cpu in &self.0 {
@@ -30,7 +30,7 @@ impl Cpus {
 }
 
 impl fmt::Display for Cpus {
-    /// Writes them as `taskset --cpu-list` reads them.
+    /// Formats the list as `taskset --cpu-list` accepts it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ranges: Vec<String> = self
             .0
@@ -61,7 +61,7 @@ mod tests {
         let test = || {
             let machine = Cpus::of(0).unwrap();
             let first = machine.0[0];
-            // No machine has this one.
+            // No machine has this CPU.
             let beyond = CpuSet::count() - 1;
             Cpus(vec![first, beyond]).give_to(0).unwrap();
             assert_eq!(Cpus::of(0).unwrap(), Cpus(vec![first]));

@@ -1,14 +1,14 @@
-//! The memory policy of a thread: the NUMA nodes from which the kernel takes its memory.
+//! Memory policy of a thread: the NUMA nodes from which the kernel allocates its memory.
 
 use std::fs::File;
 use std::io::Read;
 
 use serde::{Deserialize, Serialize};
 
-/// Bytes of `numa_maps` that are read. The kernel looks at every page of the mappings that it lists, and lists only as
-/// many as are asked for.
+/// Bytes read from `numa_maps`. The kernel checks every page of each mapping that it reports, and reports only as many
+/// mappings as the reader requests.
 const FIRST_LINE_BYTES: u64 = 64;
-/// Names of the modes (Linux, `policy_modes`), longer ones before their beginnings, with their numbers.
+/// Names and numbers of the modes (Linux, `policy_modes`). A name precedes its own prefixes.
 const MODES: [(&str, u32); 7] = [
     ("default", 0),
     ("prefer (many)", 5),
@@ -25,18 +25,18 @@ const FLAGS: [(&str, u32); 3] = [
     ("balancing", 1 << 13),
 ];
 
-/// Mode and nodes, as `set_mempolicy` takes them.
+/// Mode and nodes, in the form of `set_mempolicy`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryPolicy {
     /// The mode with its flags.
     pub mode: u32,
-    /// A bit for each of the first 64 nodes.
+    /// Bit mask of the first 64 nodes.
     pub nodes: u64,
 }
 
 impl MemoryPolicy {
-    /// Returns the policy of a thread, by its number on the host. The first mapping of a process is its program, which has
-    /// no policy of its own.
+    /// Returns the policy of a thread, by its host thread id. The first mapping of a process is its program, for which
+    /// the kernel reports the thread's policy.
     pub(super) fn of(thread: i32) -> Option<Self> {
         let mut line = String::new();
         let file = File::open(format!("/proc/{thread}/task/{thread}/numa_maps")).ok()?;
@@ -44,7 +44,7 @@ impl MemoryPolicy {
         Self::parse(line.split_once(' ')?.1)
     }
 
-    /// Parses the text behind the address of a mapping.
+    /// Parses the text after the address of a mapping.
     fn parse(text: &str) -> Option<Self> {
         let (rest, mut mode) = MODES
             .iter()

@@ -1,8 +1,8 @@
-//! Attributes of the job's threads that CRIU (4.2) does not restore: the CPUs that they may run on, the I/O priority, the
-//! timer slack, the memory policy, the execution domain, and what a core file contains.
+//! Attributes of the job's threads that CRIU (4.2) does not restore: CPU affinity, I/O priority, timer slack, memory
+//! policy, execution domain, and core file filter.
 //!
-//! A thread inherits them at its creation, so a restored thread has those of ckpt-run. An image records what is different
-//! from that: what the job, or the command that started it (`taskset`, `ionice`), has set.
+//! A thread inherits them when it is created, so a restored thread has the attributes of ckpt-run. An image records the
+//! differences: attributes set by the job, or by the command that started it (`taskset`, `ionice`).
 
 mod cpus;
 mod memory_policy;

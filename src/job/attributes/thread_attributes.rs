@@ -1,5 +1,5 @@
 #![allow(unsafe_code, reason = "I/O priorities, which no library has")]
-//! The attributes of one thread, read and set from outside.
+//! Attributes of one thread, read and set from outside.
 
 use std::fs;
 use std::io;
@@ -13,26 +13,26 @@ use super::memory_policy::MemoryPolicy;
 use crate::job::halt::{number_inside, thread_of, threads_of};
 use crate::job::tree::Process;
 
-/// The subject of an I/O priority is a thread (`linux/ioprio.h`).
+/// Selects a thread as the subject of an I/O priority (`linux/ioprio.h`).
 const IOPRIO_WHO_PROCESS: libc::c_long = 1;
 
-/// Attributes of a thread that are different from ckpt-run's own at the snapshot.
+/// Attributes of a thread that differ from ckpt-run's own at the snapshot.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ThreadAttributes {
     /// Pid of its process as the job sees it.
     pub pid: i32,
     /// Number of the thread as the job sees it.
     pub thread: i32,
-    /// CPUs that it may run on.
+    /// CPU affinity.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpus: Option<Cpus>,
-    /// I/O priority, class and level, as the kernel packs it.
+    /// I/O priority: class and level in the kernel's encoding.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub io_priority: Option<i32>,
-    /// Time by which its timers may be late, in nanoseconds.
+    /// Timer slack, the permitted delay of its timers, in nanoseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timer_slack_ns: Option<u64>,
-    /// Kinds of memory that its process's core file contains; recorded with the first thread.
+    /// Core file filter of its process: kinds of memory that a core file contains. Recorded with the first thread.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub core_filter: Option<u32>,
     /// Execution domain (`personality`).
@@ -43,7 +43,7 @@ pub struct ThreadAttributes {
     pub memory_policy: Option<MemoryPolicy>,
 }
 
-/// Attributes of one thread, as the host sees it. An attribute that this kernel does not have is `None`.
+/// Attributes of one thread, by host thread id. An attribute that this kernel does not support is `None`.
 #[derive(PartialEq, Eq)]
 struct Found {
     cpus: Option<Cpus>,
@@ -68,13 +68,13 @@ impl Found {
     }
 }
 
-/// Records the attributes of the threads of `processes` (frozen) that are different from ckpt-run's own.
+/// Records the attributes of the threads of `processes` (frozen) that differ from ckpt-run's own.
 #[must_use]
 pub fn record_attributes(processes: &[Process]) -> Vec<ThreadAttributes> {
     let own = Found::of(nix::unistd::getpid().as_raw());
     let mut recorded = Vec::new();
     for process in processes {
-        // A zombie has no threads whose attributes matter.
+        // Attributes of a zombie are irrelevant.
         for thread in threads_of(process.host_pid).unwrap_or_default() {
             let found = Found::of(thread);
             if found == own {
@@ -109,10 +109,10 @@ pub fn record_attributes(processes: &[Process]) -> Vec<ThreadAttributes> {
     recorded
 }
 
-/// Gives the restored `processes` their threads' attributes back, and returns a line for each that could not be.
+/// Sets the recorded attributes on the threads of the restored `processes`, and returns a line for each failure.
 ///
-/// A thread that was bound to CPUs is bound to those of them that this machine lets it use. If there is none, it may run
-/// on all of this machine's: a job that is there, on other CPUs, is worth more than none.
+/// A thread is bound to those of its recorded CPUs that this machine permits. If there are none, it may run on all CPUs
+/// of this machine: a job on other CPUs is better than no job.
 #[must_use]
 pub fn give_back_attributes(recorded: &[ThreadAttributes], processes: &[Process]) -> Vec<String> {
     let mut lost = Vec::new();
@@ -120,7 +120,7 @@ pub fn give_back_attributes(recorded: &[ThreadAttributes], processes: &[Process]
         let same = processes
             .iter()
             .find(|process| process.pid == attributes.pid);
-        // A thread that has ended by now needs nothing.
+        // An exited thread is skipped.
         if let Some(thread) = same.and_then(|it| thread_of(it.host_pid, attributes.thread)) {
             attributes.give_to(thread, &mut lost);
         }
@@ -135,9 +135,11 @@ impl ThreadAttributes {
         let pid = self.pid;
         let mut failed = |what: String, result: io::Result<()>| match result {
             Ok(()) => {}
-            // It has ended.
+            // The thread has exited.
             Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
-            Err(error) => lost.push(format!("process {pid} does not have its {what}: {error}")),
+            Err(error) => lost.push(format!(
+                "cannot restore the {what} of process {pid}: {error}"
+            )),
         };
         if let Some(priority) = self.io_priority {
             let set = set_io_priority(thread, priority);
@@ -154,19 +156,19 @@ impl ThreadAttributes {
                 fs::write(path, format!("{filter:#x}")),
             );
         }
-        // Only the thread itself can set these, and has done so.
+        // Only the thread itself can set these attributes, and it has done so before.
         if self.personality.is_some() && self.personality != personality(thread) {
-            lost.push(format!("process {pid} does not have its personality"));
+            lost.push(format!("cannot restore the personality of process {pid}"));
         }
         if self.memory_policy.is_some() && self.memory_policy != MemoryPolicy::of(thread) {
-            lost.push(format!("process {pid} does not have its memory policy"));
+            lost.push(format!("cannot restore the memory policy of process {pid}"));
         }
         let Some(wanted) = &self.cpus else { return };
         let has = wanted.give_to(thread).and_then(|()| Cpus::of(thread));
         match has {
             Err(Errno::ESRCH) => {}
             Ok(has) if has == *wanted => {}
-            // The kernel has left those out that this machine, or this cgroup, does not have.
+            // The kernel has omitted CPUs that this machine or cgroup lacks.
             Ok(has) => lost.push(format!(
                 "process {pid} was bound to CPUs {wanted} and is bound to {has}"
             )),

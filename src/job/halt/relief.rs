@@ -1,11 +1,11 @@
-//! Halted threads that hold a lock which a spared thread waits for.
+//! Relief of spared threads that wait for a lock of a halted thread.
 //!
-//! A thread can be halted anywhere. It may be within malloc, with the lock of the heap that the driver's own thread
-//! allocates from or frees to; then that thread's work never ends (580.159.04; if all threads have one heap, at the
-//! first snapshot). While all other threads are stopped, a spared thread that waits for a lock of its process waits for
-//! one of them. It is not possible to determine which, so the threads that were halted at work (not in a waiting call
-//! of the kernel) continue one after the other. They continue by single steps: with these, none can be fast enough to
-//! take the lock again before the waiting thread has it.
+//! A thread can be halted anywhere, for example within malloc while it holds the lock of a heap. If the driver's own
+//! thread needs this heap, its work never ends (observed with driver 580.159.04; at the first snapshot if all threads
+//! share one heap). While all other threads are halted, a spared thread that waits for a lock of its process waits for
+//! a halted thread. The holder cannot be determined, so all threads that were halted while computing (not in a blocking
+//! system call) run in turn. They run in single steps, so slowly that none can take the lock again before the waiting
+//! thread gets it.
 
 use std::fs;
 use std::ops::Range;
@@ -21,18 +21,18 @@ use super::{Halted, STOP_LIMIT, STOP_LOOK, Stop, Thread};
 use crate::clock;
 use crate::job::tree;
 
-/// Limit on the steps of a thread, about ten milliseconds; malloc and free take hundreds of steps.
+/// Limit on the steps of a thread, about ten milliseconds. Malloc and free take hundreds of steps.
 const STEPS_MAX: u32 = 3000;
-/// Steps between two checks that they were enough.
+/// Steps between two checks for the release of the lock.
 const STEPS: u32 = 8;
-/// Time limit for a step; a longer one is a waiting call of the kernel.
+/// Time limit for a step. A longer step is a blocking system call.
 const STEP_MAX: Duration = Duration::from_micros(500);
-/// Time for which a thread runs if no step helped: some code, such as a sequence that the kernel restarts, makes no
-/// progress by steps.
+/// Time for which a thread runs freely if no step helped. Some code makes no progress in single steps, such as a
+/// restartable sequence.
 const RUN: Duration = Duration::from_micros(200);
 
-/// Calls of the kernel that malloc and free make while holding the heap's lock, and drivers while holding theirs. A
-/// thread that is halted in one of them stops at its end.
+/// System calls that malloc and free make while they hold a heap's lock, and drivers while they hold theirs. A thread
+/// halted in one of them stops when the call returns.
 const BRIEF: [i64; 7] = [
     libc::SYS_brk,
     libc::SYS_mmap,
@@ -43,7 +43,7 @@ const BRIEF: [i64; 7] = [
     libc::SYS_ioctl,
 ];
 
-/// Signals that stop a process, unless it has a handler for them.
+/// Signals that stop a process without a handler for them.
 const STOPPING: [Signal; 4] = [
     Signal::SIGSTOP,
     Signal::SIGTSTP,
@@ -51,13 +51,13 @@ const STOPPING: [Signal; 4] = [
     Signal::SIGTTOU,
 ];
 
-/// A thread, as the host sees it, and the lock that it waits for.
+/// A thread (host thread id) and the address of the lock that it waits for.
 pub(super) type Wait = (i32, u64);
 
 impl Halted {
-    /// Helps a spared thread that waits for the same lock as at the previous call; returns true if there was one. To be
-    /// called every few milliseconds while spared threads have work to do. With `freely`, threads may run for a moment,
-    /// to any place, if single steps do not help.
+    /// Helps a spared thread that has waited for the same lock since the previous call. Returns true if there was one.
+    /// Call this every few milliseconds while spared threads work. With `freely`, threads may run unrestricted for a
+    /// moment if single steps do not help.
     pub fn relieve(&mut self, freely: bool) -> bool {
         let pid = self.process;
         let spared = self.spared.iter();
@@ -78,7 +78,7 @@ impl Halted {
         let near = call.and_then(|call| code(pid, *call.words.last()?));
         let is_near = |at: &u64| near.as_ref().is_some_and(|near| near.contains(at));
         let at_work = |thread: &Thread| thread.can_go().then(|| thread.at_work(pid)).flatten();
-        // The holder of a lock is most often in the code that makes other threads wait for it.
+        // The holder of a lock is often in the same code as other threads that wait for it.
         self.threads
             .sort_by_cached_key(|thread| match at_work(thread) {
                 Some(at) if is_near(&at) => 0,
@@ -104,8 +104,8 @@ impl Halted {
 }
 
 impl Thread {
-    /// Returns true if the thread is stopped and can continue. With a pending signal that stops the whole process it
-    /// would stop the working threads, too.
+    /// Returns true if the thread is stopped and can continue. A pending signal that stops the whole process would stop
+    /// the spared threads, too.
     fn can_go(&self) -> bool {
         match self.stop {
             Stop::Stopped => true,
@@ -114,7 +114,7 @@ impl Thread {
         }
     }
 
-    /// Returns the address where the thread was halted; `None` in a waiting call of the kernel.
+    /// Returns the address at which the thread was halted; `None` in a blocking system call.
     fn at_work(&self, process: Pid) -> Option<u64> {
         let call = Call::of(process, self.id.as_raw())?;
         let works = call.number == -1 || BRIEF.contains(&call.number);
@@ -135,10 +135,10 @@ impl Thread {
         }
     }
 
-    /// Removes the signal of a step that ended when the thread was already stopped; it would kill the process.
+    /// Discards the trap of a step that ended when the thread was already stopped. The trap would kill the process.
     fn end_step(&mut self) {
         while self.stop == Stop::Stopped && has_pending(self.id, Signal::SIGTRAP) {
-            // The thread runs only up to that signal.
+            // The thread runs only until the trap is delivered.
             self.go_on(ptrace::cont);
             self.halt_again();
         }
@@ -166,14 +166,13 @@ impl Thread {
         if self.stop == Stop::Asked && ptrace::interrupt(self.id).is_err() {
             self.stop = Stop::Gone;
         }
-        // The same limit as for the first halt; a thread that is in the kernel for longer stops as soon as it leaves
-        // the kernel.
+        // The limit of the first halt applies: a thread that stays longer in the kernel stops when it leaves it.
         self.stops_until(clock::now() + STOP_LIMIT, STOP_LOOK);
     }
 }
 
-/// Returns the address of the lock that a thread waits for. Condition variables and semaphores wait in another way
-/// (`FUTEX_WAIT_BITSET`), and so do locks shared between processes.
+/// Returns the address of the lock that a thread waits for. Condition variables, semaphores and locks shared between
+/// processes use other operations (such as `FUTEX_WAIT_BITSET`).
 fn awaited(process: Pid, thread: i32) -> Option<u64> {
     const LOCK: i32 = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
     let call = Call::of(process, thread).filter(|call| call.number == libc::SYS_futex)?;
@@ -186,16 +185,16 @@ fn has_pending(thread: Pid, signal: Signal) -> bool {
     tree::status(thread.as_raw()).is_ok_and(|status| status.sigpnd & 1 << (signal as i32 - 1) != 0)
 }
 
-/// The call of the kernel that a thread waits or was interrupted in.
+/// System call in which a thread waits or was interrupted.
 struct Call {
-    /// The number of the call; -1 for none.
+    /// Number of the system call; -1 for none.
     number: i64,
-    /// The call's arguments, if there is a call; the last two words are the stack pointer and the program counter.
+    /// Arguments of the system call, if there is one. The last two words are the stack pointer and the program counter.
     words: Vec<u64>,
 }
 
 impl Call {
-    /// Returns the call; `None` for a running thread.
+    /// Returns the system call; `None` for a running thread.
     fn of(process: Pid, thread: i32) -> Option<Self> {
         let text = fs::read_to_string(format!("/proc/{process}/task/{thread}/syscall")).ok()?;
         let mut words = text.split_whitespace();

@@ -7,7 +7,7 @@ use super::*;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A program with three threads, two of which count. It prints the thread ids, and then the counts for each line on
+/// A program with three threads, two of which count. It prints the thread ids, and prints the counts for each line on
 /// stdin.
 const COUNTERS: &str = r"
 import sys, threading
@@ -78,7 +78,7 @@ impl Drop for Counters {
 }
 
 #[test]
-fn all_threads_stand_still_but_those_that_are_spared() {
+fn all_threads_stop_except_the_spared_ones() {
     let mut job = Counters::start();
     let pid = job.pid();
     let halted = halt(pid, &[job.threads[1]]).unwrap();
@@ -102,7 +102,7 @@ fn a_signal_that_comes_meanwhile_is_not_lost() {
 }
 
 #[test]
-fn a_process_that_is_traced_already_is_refused_and_runs_on() {
+fn a_traced_process_is_refused_and_continues() {
     let mut job = Counters::start();
     let pid = job.pid();
     let traced = job.threads[2];
@@ -122,12 +122,12 @@ fn a_process_that_is_traced_already_is_refused_and_runs_on() {
 }
 
 #[test]
-fn a_process_that_is_killed_meanwhile_lets_us_go() {
+fn the_kill_of_a_halted_process_ends_the_halt() {
     let mut job = Counters::start();
     let halted = halt(job.pid(), &[]).unwrap();
     job.child.kill().unwrap();
     drop(halted);
-    // The test waits for it as its parent and as its tracer: the latter may have been first.
+    // The test is parent and tracer of the process; the tracer may have reaped it already.
     let _ = job.child.wait();
     assert!(matches!(
         halt(job.pid(), &[]),
@@ -136,11 +136,11 @@ fn a_process_that_is_killed_meanwhile_lets_us_go() {
 }
 
 #[test]
-fn a_process_that_is_left_stopped_and_halted_again_has_not_run() {
+fn a_process_left_stopped_and_halted_again_has_not_run() {
     let mut job = Counters::start();
     let pid = job.pid();
     let spared = job.threads[1];
-    // The call of the kernel, stack pointer, program counter.
+    // System call, stack pointer, program counter.
     let places = |job: &Counters| {
         let others = [job.threads[0], job.threads[2]];
         others.map(|id| fs::read_to_string(format!("/proc/{pid}/task/{id}/syscall")).unwrap())
@@ -148,7 +148,7 @@ fn a_process_that_is_left_stopped_and_halted_again_has_not_run() {
     let halted = halt(pid, &[spared]).unwrap();
     let before = places(&job);
     halted.stop();
-    // The threads are stopped at once: the next tracer may rely on it.
+    // The threads are stopped immediately, as the next tracer requires.
     let states: Vec<char> = job.threads.iter().map(|id| job.state(*id)).collect();
     assert_eq!(states, ['T', 'T', 'T']);
     let halted = halt(pid, &[spared]).unwrap();
@@ -198,9 +198,9 @@ int main(int arguments, char **argument) {
 }
 "#;
 
-/// Halts the first thread of [`RIVALS`] repeatedly; the second gets the lock each time.
+/// Halts the first thread of [`RIVALS`] repeatedly. The second gets the lock each time.
 fn gets_the_lock(work: &str, freely: bool) {
-    /// A count that no thread reaches by getting the lock by chance, between two turns of the other.
+    /// Count that no thread reaches by chance between two acquisitions of the other.
     const OFTEN: u64 = 100_000;
     let folder = tempfile::tempdir().unwrap();
     let program = folder.path().join("rivals");
@@ -243,13 +243,13 @@ fn a_spared_thread_gets_the_lock_of_a_halted_one() {
 }
 
 #[test]
-fn a_spared_thread_gets_the_lock_of_one_that_was_halted_in_a_call_of_the_kernel() {
-    // The call with which malloc and free release memory. Nearly all of the time is spent in the kernel.
+fn a_spared_thread_gets_the_lock_of_one_halted_in_a_syscall() {
+    // Malloc and free release memory with this call. The thread spends nearly all of its time in the kernel.
     gets_the_lock("madvise(0, 1 << 30, MADV_COLD)", false);
 }
 
 #[test]
-fn a_thread_is_known_by_the_number_that_the_host_sees() {
+fn a_thread_is_found_by_its_host_number() {
     let job = Counters::start();
     assert_eq!(thread_of(job.pid(), job.threads[2]), Some(job.threads[2]));
     assert_eq!(thread_of(job.pid(), 1), None);

@@ -1,5 +1,5 @@
-//! The transport of stdin: one thread reads the caller's input, another one writes it to the job. This is their shared
-//! state.
+//! Transport of stdin: one thread reads the caller's input, another one writes it to the job. This file has their
+//! shared state.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -18,12 +18,12 @@ use crate::job::output::wait_until;
 use crate::job::terminal::{Key, first_key};
 use crate::sync::{locked, wait};
 
-/// Limit on the input stored for a restore. A job that reads more between two snapshots cannot read it again; it then
-/// continues with the next input.
+/// Limit on the input stored for a restore. A job that reads more between two snapshots cannot read it again; after a
+/// restore it continues with the next input.
 const JOURNAL_BYTES_MAX: usize = 16 << 20;
 const READ_BYTES: usize = 64 << 10;
 
-/// A function called for keys that ckpt-run handles. The job gets Ctrl-C too, afterwards.
+/// A function called for keys that ckpt-run handles. The job receives Ctrl-C afterwards.
 type OnKey = Box<dyn Fn(Key) + Send + Sync>;
 
 pub(super) struct Shared {
@@ -40,42 +40,42 @@ impl fmt::Debug for Shared {
 
 #[derive(Debug, Default)]
 pub(super) struct State {
-    /// The write end of the job's pipe, or the master of its terminal.
+    /// Write end of the job's pipe, or the master of its terminal.
     pub sink: Option<File>,
     pub way: Way,
-    /// The read end of a pipe whose write end is closed; it shows the bytes that the job has not read.
+    /// Read end of a pipe whose write end is closed. It shows how many bytes the job has not read.
     pub unread: Option<File>,
-    /// True if the job has its end. Before that, the write end must stay open: opening a pipe for reading waits for a
-    /// writer.
+    /// True if the job has opened its end. Before that, the write end must stay open, because opening a pipe for
+    /// reading waits for a writer.
     pub opened: bool,
     /// The newest input, up to position `end`.
     pub journal: VecDeque<u8>,
     /// Bytes received from the caller.
     pub end: u64,
-    /// Bytes given to the job, as an uninterrupted run counts them.
+    /// Bytes given to the job, as in an uninterrupted run.
     pub given: u64,
-    /// The handling of the caller's input.
+    /// State of the caller's input.
     pub source: Source,
-    /// True if ckpt-run is in the background of the terminal, which gives no input there.
+    /// True if ckpt-run is in the background of the terminal, where it receives no input.
     pub refused: bool,
 }
 
-/// The handling of the caller's input.
+/// State of the caller's input.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Source {
-    /// No reading until the job needs more.
+    /// Input is not read until the job needs more.
     #[default]
     Waits,
-    /// The input is being read, which takes no time for a file.
+    /// Input is being read. For a file this takes no time.
     Read,
     /// The input has ended.
     Ended,
 }
 
-/// The way in which the job gets its input.
+/// Source of the job's input.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Way {
-    /// Input through a pipe: every byte, again after a restore.
+    /// Input through a pipe. The job reads every byte, again after a restore.
     #[default]
     Piped,
     /// Input typed at its terminal.
@@ -87,11 +87,11 @@ impl Shared {
         locked(&self.state)
     }
 
-    /// Reads the caller's input as the job consumes it, no faster.
+    /// Reads the caller's input no faster than the job consumes it.
     pub fn read(&self, mut source: File) {
         let mut buffer = vec![0; READ_BYTES];
         let is_file = source.metadata().is_ok_and(|about| about.is_file());
-        // With the signal blocked, a read from the background fails instead of stopping ckpt-run and the job.
+        // With the signal blocked, a read in the background fails instead of stopping ckpt-run and the job.
         let mut background_read = SigSet::empty();
         background_read.add(Signal::SIGTTIN);
         let _ = background_read.thread_block();
@@ -126,8 +126,7 @@ impl Shared {
                 Err(_) => 0,
             };
             if got == 0 && state.way == Way::Typed && source.is_terminal() {
-                // Ctrl-D, typed while there was no job to receive it; a terminal that is gone is not a terminal any
-                // more.
+                // Ctrl-D was typed while no job could receive it. A closed terminal counts as no terminal.
                 continue;
             }
             if got == 0 {
@@ -138,7 +137,7 @@ impl Shared {
             let excess = state.journal.len().saturating_sub(JOURNAL_BYTES_MAX);
             state.journal.drain(..excess);
             self.changed.notify_all();
-            // A part of a file may be needed again.
+            // Input from a file may be needed again.
             if got == 0 && !is_file {
                 return;
             }
@@ -154,7 +153,7 @@ impl Shared {
                 && state.opened
                 && state.way == Way::Piped
             {
-                // The job sees the end after the remaining bytes of the pipe.
+                // The job reads the remaining bytes of the pipe and then its end.
                 if let Some(sink) = state.sink.take() {
                     state.unread = read_end(&sink).ok();
                     self.changed.notify_all();
@@ -177,7 +176,7 @@ impl Shared {
                 .copied()
                 .collect();
             if state.way == Way::Typed {
-                // The lock is released, because the called function may need it.
+                // The function may need the lock.
                 drop(state);
                 let for_us = self.hear_keys(&sink, &mut piece);
                 state = self.lock();
@@ -190,15 +189,15 @@ impl Shared {
                     wait_writable(&sink);
                     state = self.lock();
                 }
-                // The job closed its stdin or has exited: a restored job gets a new pipe.
+                // The job has closed its stdin or exited. A restored job gets a new pipe.
                 Err(_) => state.sink = None,
             }
             self.changed.notify_all();
         }
     }
 
-    /// Calls the function for the keys in the text to be typed, and cuts the text after the first. Keys that the job
-    /// must not get are removed; returns their number.
+    /// Calls the function for the keys in typed text, and truncates the text after the first key. Keys that the job
+    /// must not receive are removed. Returns their number.
     fn hear_keys(&self, master: &File, typed: &mut Vec<u8>) -> u64 {
         let Some((place, key)) = first_key(master.as_fd(), typed) else {
             return 0;

@@ -1,4 +1,4 @@
-//! Tests of stdin, with pipes in the place of the caller and the job.
+//! Tests of stdin, with pipes instead of the caller and the job.
 
 use std::io::{Read, Write};
 
@@ -30,7 +30,7 @@ fn a_restored_job_reads_the_same_bytes_again_and_then_the_rest() {
 }
 
 #[test]
-fn what_is_unread_after_the_callers_end_is_read_again() {
+fn input_unread_after_the_callers_end_is_read_again() {
     let (source, mut caller) = io::pipe().unwrap();
     let mut input = Input::new(Some(File::from(OwnedFd::from(source)))).unwrap();
     let mut job = File::from(input.connect().unwrap());
@@ -68,14 +68,14 @@ fn without_a_caller_the_job_reads_nothing() {
 }
 
 #[test]
-fn a_source_that_is_set_not_to_wait_has_not_ended() {
+fn a_nonblocking_source_without_data_has_not_ended() {
     let (source, mut caller) = io::pipe().unwrap();
     let source = File::from(OwnedFd::from(source));
     nix::fcntl::fcntl(&source, nix::fcntl::FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).unwrap();
     let mut input = Input::new(Some(source)).unwrap();
     let mut job = File::from(input.connect().unwrap());
     input.open();
-    // There is no input between the letters.
+    // No input arrives between the letters.
     for letter in b"abc" {
         caller.write_all(&[*letter]).unwrap();
         let mut one = [0];

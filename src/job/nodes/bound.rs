@@ -2,10 +2,10 @@
     unsafe_code,
     reason = "an ioctl that has no safe wrapper, and the descriptor it returns"
 )]
-//! What only a process's own descriptors say: the paths to which its unix sockets are bound, and what waits to be read.
+//! Facts available only through a process's descriptors: the paths of its bound unix sockets, and unread data.
 //!
-//! `/proc/net/unix` has the name that the process passed, which may be relative to a folder it has left. The socket
-//! itself refers to its file, so the socket is borrowed for a moment.
+//! `/proc/net/unix` contains the path that the process passed, which may be relative to a former working directory. The
+//! socket refers to its file, so ckpt-run duplicates the socket for a moment.
 
 use std::fs;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -18,38 +18,37 @@ use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open}
 
 use super::has_name;
 
-/// An ioctl that opens a bound socket's file (`linux/un.h`, Linux 4.10).
+/// Ioctl that opens a bound socket's file (`linux/un.h`, Linux 4.10).
 const SIOCUNIXFILE: libc::Ioctl = 0x89E0;
 
-/// A way to borrow descriptors of a process.
+/// Access to the descriptors of a process.
 ///
-/// A borrowed descriptor is a copy in this process, which is closed at once.
+/// A borrowed descriptor is a duplicate in this process, which is closed immediately after use.
 pub(in crate::job) struct Borrower(OwnedFd);
 
 impl Borrower {
-    /// Opens a process; returns `None` if the process (a host pid) has exited, or on Linux before 5.6.
+    /// Opens a process. Returns `None` if the process (a host pid) has exited, or on Linux before 5.6.
     pub fn new(pid: i32) -> Option<Self> {
         let process = pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty());
         process.ok().map(Self)
     }
 
-    /// Returns the number of bytes that wait to be read from a descriptor; `None` where that is not known.
+    /// Returns the number of unread bytes of a descriptor; `None` if it is unknown.
     pub fn unread(&self, number: RawFd) -> Option<u64> {
         let borrowed = pidfd_getfd(&self.0, number, PidfdGetfdFlags::empty()).ok()?;
         rustix::io::ioctl_fionread(&borrowed).ok()
     }
 
-    /// Returns the file of the bound unix socket to which a link in `/proc/PID/fd` leads; `None` as in
+    /// Returns the file of the bound unix socket that a link in `/proc/PID/fd` refers to; `None` as in
     /// [`bound_path`](Self::bound_path).
     pub fn path_of(&self, link: &Path) -> Option<PathBuf> {
         self.bound_path(link.file_name()?.to_str()?.parse().ok()?)
     }
 
-    /// Returns the file of a bound unix socket; `None` for other sockets, and for one whose file has been removed or
-    /// renamed.
+    /// Returns the file of a bound unix socket; `None` for other sockets, and if the file was removed or renamed.
     pub fn bound_path(&self, number: RawFd) -> Option<PathBuf> {
         let socket = pidfd_getfd(&self.0, number, PidfdGetfdFlags::empty()).ok()?;
-        // The number of the ioctl has another meaning for sockets of other families.
+        // Sockets of other families interpret the ioctl's number differently.
         getsockname::<UnixAddr>(socket.as_raw_fd()).ok()?.path()?;
         // SAFETY: takes no argument, and `socket` is a unix socket that this process holds.
         let opened = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCUNIXFILE) };

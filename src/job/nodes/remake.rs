@@ -1,7 +1,7 @@
-//! The creation of folders and named pipes that existed at the snapshot and are missing.
+//! Creation of folders and named pipes that existed at the snapshot and are missing.
 //!
-//! Existing nodes are left alone. Nothing is created through a link: recorded paths have no links, so an existing link
-//! was put there since, and leads elsewhere.
+//! Existing nodes are left alone. Nothing is created through a link: recorded paths contain no links, so an existing
+//! link was created after the snapshot and may lead elsewhere.
 
 use std::fs::{self, File, Metadata, Permissions};
 use std::io;
@@ -18,38 +18,38 @@ use nix::unistd::mkfifoat;
 use super::{NODES_MAX, Node, NodeKind};
 use crate::safe_path::{Spot, Way};
 
-/// Mode bits of a folder in which every user may create files and no user may remove those of others, such as `/tmp`.
+/// Mode bits of a folder, such as `/tmp`, in which every user may create files but not remove those of others.
 const SHARED: u32 = 0o1002;
 
-/// The reason why folders and named pipes cannot be created again.
+/// Reasons why folders and named pipes cannot be created again.
 #[derive(Debug, thiserror::Error)]
 pub enum NodesError {
-    /// Another kind of file has the name.
-    #[error("cannot make {} again, which the job needs: {} is something else now; move it away, or restore an older image", path.display(), obstacle.display())]
+    /// A file of another kind has the path.
+    #[error("cannot create {} again, which the job needs: {} is of another kind now; move it away, or restore an older image", path.display(), obstacle.display())]
     Obstructed {
         /// The node to create.
         path: PathBuf,
-        /// The path that is not a folder, or not of its former kind.
+        /// Path that is not a folder, or not of the recorded kind.
         obstacle: PathBuf,
     },
-    /// Another user has created a folder of that name in a folder where every user may.
-    #[error("cannot go on in {}: user {owner} has made a folder of that name since the snapshot; remove it", path.display())]
+    /// Another user has created a folder of that name in a folder shared by all users.
+    #[error("cannot use {}: user {owner} has created a folder of that name since the snapshot; remove it", path.display())]
     Foreign {
         /// The folder.
         path: PathBuf,
         /// Its owner.
         owner: u32,
     },
-    /// The node is not one that a snapshot records.
-    #[error("cannot make {} again: it is no path that a snapshot records; restore an older image", .0.display())]
+    /// A snapshot would not have recorded the node.
+    #[error("cannot create {} again: a snapshot does not record such a path; restore an older image", .0.display())]
     Senseless(PathBuf),
-    /// More nodes than a snapshot records.
+    /// The image has more nodes than a snapshot records.
     #[error(
-        "cannot make {0} folders again: a snapshot records {NODES_MAX} at most; restore an older image"
+        "cannot create {0} folders again: a snapshot records {NODES_MAX} at most; restore an older image"
     )]
     TooMany(usize),
     /// A system call failed.
-    #[error("cannot make {} again, which the job needs", path.display())]
+    #[error("cannot create {} again, which the job needs", path.display())]
     System {
         /// The node to create.
         path: PathBuf,
@@ -59,7 +59,7 @@ pub enum NodesError {
     },
 }
 
-/// Returns the `nodes` that are missing, each after the folder it is in. Changes nothing.
+/// Returns the missing `nodes`, each after its parent folder. Changes nothing.
 pub(in crate::job) fn missing(nodes: &[Node]) -> Result<Vec<Node>, NodesError> {
     if nodes.len() > NODES_MAX {
         return Err(NodesError::TooMany(nodes.len()));
@@ -77,7 +77,7 @@ pub(in crate::job) fn missing(nodes: &[Node]) -> Result<Vec<Node>, NodesError> {
     Ok(gone)
 }
 
-/// Creates the `missing` nodes. A node that another program has created meanwhile is left alone.
+/// Creates the `missing` nodes. A node that another program has created since is left alone.
 pub(in crate::job) fn remake(nodes: &[Node]) -> Result<(), NodesError> {
     for node in nodes {
         let failed = |errno: Errno| NodesError::System {
@@ -93,7 +93,7 @@ pub(in crate::job) fn remake(nodes: &[Node]) -> Result<(), NodesError> {
             path: node.path.clone(),
             source,
         })?;
-        // Other users have no access before the node has its owner.
+        // Other users have no access until the owner is set.
         let made = match node.kind {
             NodeKind::Folder => mkdirat(&folder, name, Mode::S_IRWXU),
             NodeKind::Fifo => mkfifoat(&folder, name, Mode::S_IRUSR | Mode::S_IWUSR),
@@ -109,7 +109,7 @@ pub(in crate::job) fn remake(nodes: &[Node]) -> Result<(), NodesError> {
             path: node.path.clone(),
             source,
         })?;
-        tracing::debug!(path = %node.path.display(), "made again");
+        tracing::debug!(path = %node.path.display(), "created again");
     }
     Ok(())
 }
@@ -123,7 +123,7 @@ fn set_owner_and_mode(node: &Node, made: &OwnedFd) -> io::Result<()> {
     if kind != wanted {
         return Err(io::ErrorKind::AlreadyExists.into());
     }
-    // The change uses the descriptor, because the name may belong to another file by now.
+    // The change uses the descriptor, because the path may lead to another file by now.
     let link = format!("/proc/self/fd/{}", made.as_raw_fd());
     chown(&link, Some(node.owner.0), Some(node.owner.1))?;
     fs::set_permissions(&link, Permissions::from_mode(node.mode))
@@ -135,7 +135,7 @@ fn is_sensible(node: &Node) -> bool {
     let mut components = path.components();
     let plain = components.next() == Some(Component::RootDir)
         && components.all(|component| matches!(component, Component::Normal(_)))
-        // The components do not reveal "/a/." and "/a//b".
+        // `components` normalizes "/a/." and "/a//b".
         && path.components().collect::<PathBuf>().as_os_str() == path.as_os_str();
     let length = path.as_os_str().len();
     plain && (2..PATH_MAX.cast_unsigned() as usize).contains(&length) && node.mode <= 0o7777
@@ -171,8 +171,8 @@ fn is_missing(node: &Node) -> Result<bool, NodesError> {
     }
 }
 
-/// Inspects what is at a path. A link is followed where no other user can have made it: an administrator who moved a
-/// folder and left a link did so on purpose.
+/// Inspects the node at a path. Follows a link only where no other user can have created it: an administrator may have
+/// moved a folder and left a link in its place.
 fn find(path: &Path) -> io::Result<Metadata> {
     let spot = Spot::of(path)?;
     let found = spot.metadata()?;
@@ -189,7 +189,7 @@ fn is_obstacle(error: &io::Error) -> bool {
     )
 }
 
-/// Refuses a node that another user has put into a shared folder in place of one that the job has removed.
+/// Refuses a node that another user has created in a shared folder in place of a node that the job has removed.
 fn refuse_foreign(node: &Node) -> Result<(), NodesError> {
     let parent = node.path.parent().map(find);
     let shared = parent.is_some_and(|parent| parent.is_ok_and(|it| it.mode() & SHARED == SHARED));
@@ -204,7 +204,7 @@ fn refuse_foreign(node: &Node) -> Result<(), NodesError> {
     }
 }
 
-/// Opens a folder, component by component, following no link; returns `None` if it does not exist.
+/// Opens a folder, component by component, without following links. Returns `None` if it does not exist.
 fn open_folder(node: &Node, folder: &Path) -> Result<Option<OwnedFd>, NodesError> {
     let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
     let failed = |errno: Errno| NodesError::System {

@@ -1,4 +1,4 @@
-//! Tests of the recording of nodes and of their creation, on real folders.
+//! Tests of the recording and creation of nodes, with real folders.
 
 use std::fs::{File, Permissions};
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -27,7 +27,7 @@ fn names(nodes: &[Node]) -> Vec<&Path> {
     nodes.iter().map(|node| node.path.as_path()).collect()
 }
 
-/// Creates a temporary folder without links in its path.
+/// Creates a temporary folder whose path contains no links.
 fn place() -> (tempfile::TempDir, PathBuf) {
     let place = tempfile::tempdir().unwrap();
     let path = place.path().canonicalize().unwrap();
@@ -35,7 +35,7 @@ fn place() -> (tempfile::TempDir, PathBuf) {
 }
 
 #[test]
-fn sockets_pipes_open_folders_and_kept_files_are_recorded_with_the_folders_above_them() {
+fn nodes_are_recorded_with_the_folders_above_them() {
     let (_place, path) = place();
     for name in ["socket", "pipe", "folder", "kept", "read", "removed"] {
         fs::create_dir(path.join(name)).unwrap();
@@ -74,18 +74,18 @@ fn sockets_pipes_open_folders_and_kept_files_are_recorded_with_the_folders_above
     assert_eq!(below, expected.map(Path::new));
     let working_directory = std::env::current_dir().unwrap();
     assert!(names(&nodes).contains(&working_directory.as_path()));
-    // The other nodes belong to tests that run at the same time.
+    // Other nodes belong to tests that run at the same time.
     let ours: Vec<Node> = nodes
         .into_iter()
         .filter(|node| node.path.starts_with(&path))
         .collect();
     let fifo = ours.iter().find(|node| node.kind == NodeKind::Fifo);
     assert_eq!(fifo.map(|fifo| fifo.mode), Some(0o640));
-    assert!(missing(&ours).unwrap().is_empty(), "all are there");
+    assert!(missing(&ours).unwrap().is_empty(), "all exist");
 }
 
 #[test]
-fn what_is_gone_is_made_again_from_the_top_and_what_is_there_stays_as_it_is() {
+fn missing_nodes_are_created_and_existing_ones_unchanged() {
     let (_place, path) = place();
     let (there, gone) = (path.join("there"), path.join("there/gone"));
     fs::create_dir(&there).unwrap();
@@ -101,7 +101,7 @@ fn what_is_gone_is_made_again_from_the_top_and_what_is_there_stays_as_it_is() {
     let plan = missing(&nodes).unwrap();
     let deep = gone.join("deep");
     assert_eq!(names(&plan), [&gone, &deep, &deep.join("fifo")]);
-    assert!(!gone.exists(), "a plan touches nothing");
+    assert!(!gone.exists(), "a plan changes nothing");
     remake(&plan).unwrap();
     remake(&plan).unwrap();
     let mode = |path: &Path| fs::metadata(path).unwrap().mode();
@@ -143,7 +143,7 @@ fn more_folders_than_a_snapshot_records_are_refused() {
 }
 
 #[test]
-fn nothing_is_made_through_a_link_or_a_file_and_neither_is_touched() {
+fn creation_through_a_link_or_a_file_is_refused() {
     let (_place, path) = place();
     let elsewhere = path.join("elsewhere");
     fs::create_dir(&elsewhere).unwrap();
@@ -164,7 +164,7 @@ fn nothing_is_made_through_a_link_or_a_file_and_neither_is_touched() {
             "{wanted}: {result:?}"
         );
     }
-    // A link created between plan and execution.
+    // The link is created between plan and execution.
     let result = remake(&[folder(&path.join("link/new"))]);
     assert!(
         matches!(result, Err(NodesError::Obstructed { .. })),
@@ -172,12 +172,12 @@ fn nothing_is_made_through_a_link_or_a_file_and_neither_is_touched() {
     );
     assert_eq!(fs::read_dir(&elsewhere).unwrap().count(), 0);
     assert_eq!(fs::read_to_string(path.join("file")).unwrap(), "x");
-    // A whole folder that was moved, with a link in its place.
+    // The whole folder was moved, and a link is in its place.
     assert!(missing(&[folder(&path.join("link"))]).unwrap().is_empty());
 }
 
 #[test]
-fn a_folder_that_another_user_made_where_everybody_may_is_refused() {
+fn a_foreign_folder_in_a_shared_folder_is_refused() {
     let (_place, path) = place();
     let inner = path.join("inner");
     fs::create_dir(&inner).unwrap();

@@ -1,4 +1,4 @@
-//! Open files and folders below a file system that was mounted later: their paths lead to other files, or to none.
+//! Open files and folders below a mount point that was mounted later. Their paths lead to other files or to none.
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -11,17 +11,17 @@ use crate::job::files::is_deleted;
 use crate::job::tree::Process;
 use crate::mount_table::Mount;
 
-/// The mounts of a mount namespace.
+/// Mounts of a mount namespace.
 #[derive(Debug, Default)]
 struct Mounts {
-    /// The mount of `/` below all others.
+    /// Mount of `/` below all others.
     top: Option<u64>,
-    /// By the mount that each is on, and the path.
+    /// Mounts by the mount that each is on, and by path.
     above: HashMap<u64, HashMap<PathBuf, u64>>,
     known: HashSet<u64>,
 }
 
-/// Looks for the first file or folder that a process has open, or works in, and that its path does not lead to.
+/// Searches for the first open file or working directory of a process that its path does not lead to.
 pub(super) fn find(processes: &[Process], open: &[Descriptors]) -> Option<Obstacle> {
     let root = processes.first().map(|root| Mounts::of(root.host_pid));
     let mounts = root.unwrap_or_default();
@@ -43,13 +43,13 @@ pub(super) fn find(processes: &[Process], open: &[Descriptors]) -> Option<Obstac
 }
 
 impl Mounts {
-    /// Reads the mounts that a process (a host pid) sees; none if it has exited.
+    /// Reads the mounts of a process (a host pid); empty if it has exited.
     fn of(pid: i32) -> Self {
         let list = Mount::all_of(pid).unwrap_or_default();
         Self::new(list.into_iter().map(|it| (it.id, it.below, it.point)))
     }
 
-    /// Sorts mounts, each with its number, that of the mount that it is on, and its path.
+    /// Creates the tree from mounts, each with its number, the number of its parent mount, and its path.
     fn new(list: impl Iterator<Item = (u64, u64, PathBuf)>) -> Self {
         let list: Vec<_> = list.collect();
         let known: HashSet<u64> = list.iter().map(|(id, ..)| *id).collect();
@@ -67,18 +67,18 @@ impl Mounts {
         mounts
     }
 
-    /// Returns true if the path does not lead into this mount, one of them.
+    /// Returns true if the mount is in this tree and the path leads into another mount.
     fn cover(&self, path: &Path, mount: u64) -> bool {
         let reached = self.reached(path);
         self.known.contains(&mount) && reached.is_some_and(|reached| reached != mount)
     }
 
-    /// Returns the mount that a path without links leads into.
+    /// Returns the mount that a path without links leads to.
     fn reached(&self, path: &Path) -> Option<u64> {
         let mut at = self.top?;
         let folders: Vec<&Path> = path.ancestors().collect();
         for folder in folders.into_iter().rev() {
-            // Mounts are a tree: none comes twice.
+            // Mounts form a tree, so the loop ends.
             while let Some(next) = self.above.get(&at).and_then(|above| above.get(folder)) {
                 at = *next;
             }
@@ -87,8 +87,8 @@ impl Mounts {
     }
 }
 
-/// Returns the number of the mount that the target of a link in `/proc` is in; `None` if it is neither a file nor a
-/// folder, or the kernel is older than 5.8.
+/// Returns the mount number of the target of a link in `/proc`; `None` if it is neither a file nor a folder, or the
+/// kernel is older than 5.8.
 fn mount_of(link: &Path) -> Option<u64> {
     let wanted = StatxFlags::TYPE | StatxFlags::MNT_ID;
     let about = statx(CWD, link, AtFlags::empty(), wanted).ok()?;
@@ -107,7 +107,7 @@ mod tests {
         let mounts = [
             (20, 1, "/"),
             (21, 20, "/a/b"),
-            // Over the folder that the one before is in.
+            // Mounted over the parent folder of the previous mount.
             (22, 20, "/a"),
             (23, 22, "/a/c"),
             (24, 23, "/a/c"),

@@ -1,7 +1,7 @@
 //! Private memory from the kernel's pool of huge pages (`MAP_HUGETLB`, `glibc.malloc.hugetlb=2`).
 //!
-//! Forked processes share such pages until one writes. CRIU gives each process pages of its own, as the kernel does
-//! when it writes: an image could take more huge pages than the machine has.
+//! Forked processes share such pages until one of them writes. CRIU gives each process separate pages, so an image may
+//! need more huge pages than the machine has.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,7 +11,7 @@ use procfs::process::{MMPermissions, MemoryMap, VmFlags};
 use super::{Finding, Obstacle};
 use crate::job::tree::{self, Process};
 
-/// A folder for each size of huge pages.
+/// Folder with an entry for each size of huge pages.
 const POOLS: &str = "/sys/kernel/mm/hugepages";
 
 /// Bytes by size of huge page, in KiB.
@@ -28,8 +28,8 @@ fn has_some(process: &Process) -> bool {
         .is_ok_and(|status| status.hugetlbpages.is_some_and(|kib| kib > 0))
 }
 
-/// Looks for huge pages that a restore could not have. The kernel checks each page of a process for this:
-/// not while the tasks are frozen.
+/// Searches for processes whose huge pages could not be restored. The kernel checks each page of a process for this, so
+/// the search does not run while the job is frozen.
 pub(super) fn find(processes: &[Process]) -> Option<Obstacle> {
     let mut needs = Needs::new();
     for process in processes.iter().filter(|one| has_some(one)) {
@@ -53,7 +53,7 @@ fn add(needs: &mut Needs, map: &MemoryMap) {
     if !flags.contains(VmFlags::HT) || !map.perms.contains(MMPermissions::PRIVATE) {
         return;
     }
-    // The kernel sets pages aside for the whole mapping when it is made, unless it is told not to.
+    // The kernel reserves pages for the whole mapping when it is created, unless MAP_NORESERVE is set.
     let bytes = if flags.contains(VmFlags::NR) {
         of("Private_Hugetlb") + of("Shared_Hugetlb")
     } else {
@@ -62,7 +62,7 @@ fn add(needs: &mut Needs, map: &MemoryMap) {
     *needs.entry(of("KernelPageSize") >> 10).or_default() += bytes;
 }
 
-/// Returns the first size of which more pages are needed than there can be: its KiB, and both numbers of pages.
+/// Returns the first size with too few pages: KiB, number of pages needed, and number available.
 fn excess(needs: &Needs, pool: impl Fn(u64) -> Option<u64>) -> Option<(u64, u64, u64)> {
     needs.iter().find_map(|(kib, bytes)| {
         let needed = bytes.div_ceil((kib << 10).max(1));
@@ -71,7 +71,7 @@ fn excess(needs: &Needs, pool: impl Fn(u64) -> Option<u64>) -> Option<(u64, u64,
     })
 }
 
-/// Returns how many huge pages of a size the kernel has or may make; `None` if it does not report that.
+/// Returns the number of huge pages of a size that the kernel has or may create; `None` if it is not reported.
 fn pool(kib: u64) -> Option<u64> {
     let number = |name: &str| -> Option<u64> {
         let text = fs::read_to_string(format!("{POOLS}/hugepages-{kib}kB/{name}")).ok()?;
@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn more_pages_than_the_kernel_can_have_are_too_many() {
+    fn a_need_beyond_the_kernels_pool_is_found() {
         let pool = |kib| (kib == 2048).then_some(10);
         let needs = |kib, pages: u64| Needs::from([(kib, (pages * kib) << 10)]);
         assert_eq!(excess(&needs(2048, 10), pool), None);

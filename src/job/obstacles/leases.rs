@@ -1,13 +1,13 @@
 //! File leases (`F_SETLEASE`) that a snapshot would break.
 //!
-//! A process with a write lease is asked to give it up when another one opens the file, as ckpt-run does to save the
-//! content. A frozen process cannot answer: the open waits for `/proc/sys/fs/lease-break-time`, and afterwards the
-//! signal kills a job that does not expect it. Read leases do not mind a reader, and CRIU restores them.
+//! The kernel notifies a process with a write lease when another process opens the file, as ckpt-run does to save its
+//! content. A frozen process cannot react: the open waits for `/proc/sys/fs/lease-break-time`, and afterwards the
+//! signal kills a job without a handler for it. Readers do not break read leases, and CRIU restores those.
 
 use super::{Finding, Obstacle};
 use crate::job::descriptors::Descriptors;
 
-/// Looks for a lease that an open for reading breaks, or has broken.
+/// Searches for a lease that an open for reading would break or has broken.
 pub(super) fn find(open: &[Descriptors]) -> Option<Obstacle> {
     for Descriptors { process, all } in open {
         // Only files have leases.
@@ -19,7 +19,7 @@ pub(super) fn find(open: &[Descriptors]) -> Option<Obstacle> {
     None
 }
 
-/// Returns true for a lock in `/proc/PID/fdinfo/FD` that is a lease, unless it is a read lease that nobody breaks.
+/// Returns true for a lease in `/proc/PID/fdinfo/FD`, except a read lease that is not being broken.
 fn is_write_lease(line: &str) -> bool {
     let mut words = line.split_whitespace().skip(2);
     line.starts_with("lock:")
@@ -32,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn write_leases_and_broken_leases_are_told_from_other_locks() {
+    fn write_and_broken_leases_are_distinguished_from_locks() {
         for (line, expected) in [
             (
                 "lock:\t1: LEASE  ACTIVE    WRITE 14193 fe:00:1003 0 EOF",

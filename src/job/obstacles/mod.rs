@@ -1,7 +1,7 @@
-//! State of the job that CRIU cannot dump or restore, or restores as something else, and what a snapshot would harm.
+//! State of the job that CRIU cannot dump or does not restore correctly, and state that a snapshot would damage.
 //!
-//! It is looked for before a snapshot freezes anything, so that the job does not wait for a refusal, and once more while
-//! the tasks are frozen: a process may have come to it in between.
+//! The search runs before a snapshot freezes the job, so that a refused snapshot causes no interruption. It runs again
+//! while the job is frozen, because such state may have appeared in between.
 
 mod covered;
 mod hugetlb;

@@ -1,7 +1,7 @@
 //! Namespaces that only some of the job's processes have.
 //!
-//! CRIU (4.2.1) restores a namespace only if the tree's first process has it. It refuses to dump some kinds, dumps
-//! others and fails at the restore. A process that has called `unshare(CLONE_NEWPID)` and has no child yet is dumped
+//! CRIU (4.2.1) restores a namespace only if the tree's first process has it. It refuses to dump some kinds, and dumps
+//! others but fails to restore them. A process that has called `unshare(CLONE_NEWPID)` and has no child yet is dumped,
 //! and would be restored without the namespace.
 
 use std::ffi::OsString;
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use super::{Finding, Obstacle, ProcessName};
 use crate::job::tree::{self, Process};
 
-/// Kinds of namespaces: the names of their links in `/proc/PID/ns`, and their names in messages.
+/// Kinds of namespaces: names of their links in `/proc/PID/ns`, and names for messages.
 const KINDS: [(&str, &str); 10] = [
     ("mnt", "a mount namespace of its own"),
     ("pid", "a PID namespace of its own"),
@@ -25,18 +25,18 @@ const KINDS: [(&str, &str); 10] = [
     ("time_for_children", "a time namespace for its children"),
 ];
 
-/// Looks for the first thread whose namespaces are not those of the first process.
+/// Searches for the first thread whose namespaces differ from those of the first process.
 pub(super) fn find(processes: &[Process]) -> Option<Obstacle> {
     let (root, others) = processes.split_first()?;
     let folder = PathBuf::from(format!("/proc/{}", root.host_pid));
-    // A root that has exited; the caller finds that out.
+    // If the root has exited, the caller detects it.
     namespace(&folder, KINDS[0].0)?;
     let common = KINDS.map(|(link, _)| namespace(&folder, link));
     others.iter().find_map(|process| {
         let threads = fs::read_dir(format!("/proc/{}/task", process.host_pid));
         let mut threads = threads.into_iter().flatten().flatten();
         let kind = threads.find_map(|thread| own_kind(&thread.path(), &common))?;
-        // A zombie has no namespaces any more.
+        // A zombie has no namespaces.
         tree::is_alive(process.host_pid).then(|| Obstacle {
             process: name(root, process),
             finding: Finding::Namespace(kind),
@@ -44,7 +44,7 @@ pub(super) fn find(processes: &[Process]) -> Option<Obstacle> {
     })
 }
 
-/// Returns the first kind of namespace that a thread does not share; `None` if it has exited.
+/// Returns the first kind of namespace that a thread does not share; `None` if the thread has exited.
 fn own_kind(thread: &Path, common: &[Option<OsString>]) -> Option<&'static str> {
     let mut kinds = KINDS.iter().zip(common);
     let (kind, _) = kinds.find(|((link, _), common)| namespace(thread, link) != **common)?;
@@ -52,8 +52,8 @@ fn own_kind(thread: &Path, common: &[Option<OsString>]) -> Option<&'static str> 
     Some(kind.1)
 }
 
-/// Identifies a namespace of a thread. `None` if the thread has exited, has no child yet in the namespace of its
-/// children, or the kernel has no such namespaces.
+/// Identifies a namespace of a thread. Returns `None` if the thread has exited, if it has no child yet in the namespace
+/// for its children, or if the kernel does not support such namespaces.
 fn namespace(thread: &Path, link: &str) -> Option<OsString> {
     let target = fs::read_link(thread.join("ns").join(link)).ok()?;
     Some(target.into_os_string())
@@ -74,7 +74,8 @@ mod tests {
 
     use super::*;
 
-    /// Starts a program, waits until it writes a byte, and returns what it has of its own beside this process.
+    /// Starts a program, waits until it writes a byte, and returns its first namespace that this process does not
+    /// share.
     fn found_in(command: &mut Command) -> Option<&'static str> {
         let mut child: Child = command
             .stdin(Stdio::piped())

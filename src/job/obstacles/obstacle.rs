@@ -1,4 +1,4 @@
-//! An obstacle, which is a process, what it has and the remedy; and the search for all obstacles.
+//! An obstacle to a snapshot (a process, the problem and the remedy) and the search for obstacles.
 
 use std::fmt;
 use std::fs;
@@ -7,18 +7,18 @@ use std::path::PathBuf;
 
 use crate::job::tree::Process;
 
-/// The reason why a snapshot of the job would be worth nothing, or would harm it.
+/// The reason why a snapshot of the job would be useless or harmful.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("process {process} {finding}")]
 pub struct Obstacle {
-    /// The process that has it.
+    /// The process with the problem.
     pub process: ProcessName,
-    /// What it is.
+    /// The problem.
     pub finding: Finding,
 }
 
 impl Obstacle {
-    /// Names the process.
+    /// Describes a problem of a process.
     #[must_use]
     pub fn of(process: &Process, finding: Finding) -> Self {
         Self {
@@ -27,7 +27,7 @@ impl Obstacle {
         }
     }
 
-    /// Returns true if it is likely to disappear soon: connections are accepted, data is read.
+    /// Returns true if the problem is likely to disappear soon: connections are accepted, data is read.
     #[must_use]
     pub fn is_passing(&self) -> bool {
         match self.finding {
@@ -50,42 +50,43 @@ impl Obstacle {
     }
 }
 
-/// What a process has; each message continues "process PID (NAME)" and ends with the remedy.
+/// A problem of a process. Each message continues "process PID (NAME)" and ends with the remedy.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Finding {
-    /// It is outside the tree that CRIU dumps.
+    /// The process is outside the tree that CRIU dumps.
     #[error(
-        "is not below the job's first process, so that an image would not contain it; end it, or start the program that \
-         it belongs to again"
+        "is not a descendant of the job's first process, so that an image would not contain it; end it, or restart the \
+         program that it belongs to"
     )]
     Stray,
-    /// It is in the session of a process that is not its ancestor.
+    /// The process is in the session of a process that is not its ancestor.
     #[error(
-        "is in the session of process {leader}, which is not above it, because process {parent} adopted it as a \
+        "is in the session of process {leader}, which is not its ancestor, because process {parent} adopted it as a \
          subreaper, and CRIU cannot restore such a session; start the program in the foreground, or with setsid, or \
          without the subreaper"
     )]
     Session {
         /// Pid of the session's leader, which may have exited.
         leader: i32,
-        /// The parent.
+        /// The process's parent.
         parent: ProcessName,
     },
-    /// It has a lease that a snapshot would break.
+    /// The process has a lease that a snapshot would break.
     #[error(
         "has a write lease on {} (F_SETLEASE), which a snapshot would break; let it release the lease before snapshots, \
          or run it without leases (in Samba: kernel oplocks = no)", .0.display()
     )]
     Lease(PathBuf),
-    /// It has a namespace, named with an article, that the job's first process does not have.
+    /// The process has a namespace, named with an article, that the job's first process lacks.
     #[error(
-        "has {0}, which CRIU cannot restore inside of the job (unshare, bwrap, a container); start ckpt-run inside of it \
-         (`unshare … ckpt-run …`), or that process without it"
+        "has {0}, which CRIU cannot restore inside of the job (unshare, bwrap, a container); start ckpt-run inside of \
+         the namespace (`unshare … ckpt-run …`), or start the process without it"
     )]
     Namespace(&'static str),
-    /// A file in `/proc` does not exist yet when a restore opens the job's files, or leads to something else then.
+    /// An open file of `/proc` does not exist when a restore opens the job's files, or its path leads to another file
+    /// then.
     #[error(
-        "has {} open, which {reason}; let the job close it before snapshots, and open it again when it reads it",
+        "has {} open, which {reason}; let the job close it before snapshots, and open it again to read it",
         path.display()
     )]
     ProcFile {
@@ -100,10 +101,10 @@ pub enum Finding {
         .0.display()
     )]
     Covered(PathBuf),
-    /// It shares private huge pages with others, and the kernel could not give each its own.
+    /// The process shares private huge pages with others, and the kernel could not give each process separate pages.
     #[error(
-        "and others share huge pages of {kib} KiB (MAP_HUGETLB) since their fork; a restore gives each its own and needs \
-         {needed}, and the machine has {pool}: raise vm.nr_hugepages, or use transparent huge pages \
+        "and others share huge pages of {kib} KiB (MAP_HUGETLB) since their fork; a restore gives each process separate \
+         pages and needs {needed}, but the machine has {pool}: raise vm.nr_hugepages, or use transparent huge pages \
          (glibc.malloc.hugetlb=1)"
     )]
     HugePages {
@@ -111,18 +112,18 @@ pub enum Finding {
         kib: u64,
         /// Number of pages for all processes up to this one.
         needed: u64,
-        /// Number of pages that the machine has or may make.
+        /// Number of pages that the machine has or may create.
         pool: u64,
     },
-    /// A connection within the job was not accepted. The process has connected.
+    /// A connection within the job was not accepted. The process is the connecting side.
     #[error(
         "has a connection that waits to be accepted ({local} to {remote}), and CRIU cannot save such a connection; let \
          the job accept its connections, or close them"
     )]
     NotAccepted {
-        /// Its address.
+        /// Address of the process's end.
         local: SocketAddr,
-        /// The address that it connected to.
+        /// Address of the listener.
         remote: SocketAddr,
     },
     /// The other end of a connection was closed before all its data was received. The process has the open end.
@@ -131,18 +132,18 @@ pub enum Finding {
          rest; let the job read it, or close the connection"
     )]
     NotRead {
-        /// Its address.
+        /// Address of the open end.
         local: SocketAddr,
-        /// The address of the closed end.
+        /// Address of the closed end.
         remote: SocketAddr,
     },
-    /// A connection from another program was not accepted at this address. The process listens.
+    /// A connection from another program to this address was not accepted. The process is the listener.
     #[error(
         "has not accepted a connection to {0}, and CRIU cannot save such a connection; let the job accept it, or set \
          network.tcp = \"close\""
     )]
     Backlog(SocketAddr),
-    /// A socket is of a kind that CRIU does not know.
+    /// CRIU does not support this kind of socket.
     #[error(
         "has a socket of a kind that CRIU cannot restore ({kind}, descriptor {descriptor}); {remedy}"
     )]
@@ -151,35 +152,35 @@ pub enum Finding {
         descriptor: String,
         /// The kernel's name of the protocol.
         kind: String,
-        /// The action for the user.
+        /// Remedy for the user.
         remedy: &'static str,
     },
-    /// A tun or tap device is open under this descriptor.
+    /// A tun or tap device is open at this descriptor.
     #[error(
         "has a tun or tap device open (descriptor {0}), which CRIU cannot restore in the machine's network; close it \
          before snapshots, or leave it to a program outside of the job"
     )]
     Tun(String),
-    /// A UDP socket has data that was not sent.
+    /// A UDP socket has unsent data.
     #[error(
-        "has begun a datagram (UDP_CORK, MSG_MORE), which CRIU cannot save; let it send the datagram"
+        "has an unfinished datagram (UDP_CORK, MSG_MORE), which CRIU cannot save; let it send the datagram"
     )]
     Datagram,
-    /// Events of watched files wait to be read from this descriptor.
+    /// Events of watched files were not read from this descriptor.
     #[error(
         "has not read all events of the files that it watches (inotify or fanotify, descriptor {0}), which CRIU does not \
          save; let it read them, or close the descriptor"
     )]
     Events(i32),
-    /// A symbolic link is watched itself.
+    /// A symbolic link itself is watched.
     #[error(
-        "watches the link {} itself (inotify, IN_DONT_FOLLOW), which CRIU cannot restore; watch what it leads to, or the \
-         folder that it is in", .0.display()
+        "watches the symbolic link {} itself (inotify, IN_DONT_FOLLOW), which CRIU cannot restore; watch its target, or the \
+         folder that contains it", .0.display()
     )]
     WatchedLink(PathBuf),
 }
 
-/// A process as messages name it.
+/// Identification of a process in messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProcessName {
     /// Pid as the job sees it.

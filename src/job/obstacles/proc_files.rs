@@ -1,8 +1,8 @@
-//! Files of `/proc` that a process has open or works in.
+//! Open files and working directories in `/proc`.
 //!
-//! CRIU opens files by path, when all processes of the tree exist (also those that have exited, if a file of theirs is
-//! open) and none of them has its threads and its descriptors yet. In a fresh sandbox a path leads to the same file
-//! then if it is the machine's (`/proc/stat`), or that of a process of the tree or of pid 1.
+//! CRIU opens files by path at a time when all processes of the tree exist (also exited ones with open files in
+//! `/proc`) but have no threads and descriptors yet. In a new sandbox, a path leads to the same file if it is global
+//! (`/proc/stat`), or belongs to a process of the tree or to pid 1.
 
 use std::collections::HashSet;
 use std::fs;
@@ -15,22 +15,22 @@ use super::{Finding, Obstacle};
 use crate::job::descriptors::Descriptors;
 use crate::job::tree::Process;
 
-/// Where `/proc` is mounted.
+/// Mount point of procfs.
 const PROC: &str = "/proc";
-/// Pid of the first process of every PID namespace.
+/// Pid of the first process in every PID namespace.
 const INIT: i32 = 1;
 
-/// Returns true for the target of a link in `/proc/PID` that is a file of `/proc`. Such files have no content of their
-/// own: the kernel writes them whenever they are read.
+/// Returns true if the target of a link in `/proc/PID` is a file of `/proc`. Such files have no stored content: the
+/// kernel generates it for each read.
 pub(in crate::job) fn is_proc_file(link: &Path, target: &Path) -> bool {
     target.starts_with(PROC)
         && statfs(link).is_ok_and(|about| about.filesystem_type() == PROC_SUPER_MAGIC)
 }
 
-/// Looks for the first file that a restore would not open, or open as another one.
+/// Searches for the first file that a restore could not open, or would replace by another one.
 pub(super) fn find(processes: &[Process], open: &[Descriptors]) -> Option<Obstacle> {
     let pids: HashSet<i32> = processes.iter().map(|process| process.pid).collect();
-    // The kernel gives paths from the root of the mount namespace, also for a process that has another root.
+    // The kernel reports paths relative to the root of the mount namespace, even for a process with another root.
     let top = processes.first().map_or(0, |root| root.host_pid);
     let top = PathBuf::from(format!("/proc/{top}/root"));
     for one in open {
@@ -48,13 +48,13 @@ pub(super) fn find(processes: &[Process], open: &[Descriptors]) -> Option<Obstac
     None
 }
 
-/// What the path of an open file leads to.
+/// Target of an open file's path in a restore.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reached {
     Same,
     /// The pid in the path belongs to a later process.
     Other,
-    /// The process has exited. CRIU makes one with its pid to open the file.
+    /// The process has exited. CRIU creates a process with its pid to open the file.
     Nothing,
 }
 
@@ -71,7 +71,7 @@ impl Reached {
     }
 }
 
-/// Returns the reason why the file is not restored; `pids` are those of the tree.
+/// Returns the reason why the file cannot be restored. `pids` are those of the tree.
 fn reason(
     path: &Path,
     pids: &HashSet<i32>,
@@ -84,18 +84,20 @@ fn reason(
     let pid: i32 = names.next()?.parse().ok()?;
     let (below, number) = (names.next(), names.next());
     if below == Some("task") && number.is_some_and(|thread| thread.parse() != Ok(pid)) {
-        return Some("belongs to a thread, and CRIU opens files before there are threads");
+        return Some("belongs to a thread, and CRIU opens files before it creates threads");
     }
     if matches!(below, Some("fd" | "fdinfo" | "map_files")) && number.is_some() {
         return Some(
-            "belongs to a descriptor or mapping, which need not exist when CRIU opens files",
+            "belongs to a descriptor or mapping, which may not exist when CRIU opens files",
         );
     }
     match reached() {
         // CRIU (4.2.1, check_path_remap) overwrites the end of this name in its buffer.
-        Reached::Same if below.is_none() => Some("is a folder that CRIU records by a wrong name"),
+        Reached::Same if below.is_none() => {
+            Some("is a folder that CRIU records under a wrong name")
+        }
         Reached::Same if pid == INIT || pids.contains(&pid) => None,
-        Reached::Same => Some("belongs to a process that is not one of the job's"),
+        Reached::Same => Some("belongs to a process outside of the job"),
         Reached::Other => Some("belongs to an earlier process of that pid"),
         Reached::Nothing => None,
     }
@@ -106,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_that_a_restore_would_not_find_have_a_reason() {
+    fn files_that_a_restore_cannot_open_have_a_reason() {
         let pids = HashSet::from([300, 301]);
         for (path, reached, refused) in [
             ("/proc", Reached::Same, false),

@@ -1,15 +1,15 @@
 //! Sessions that CRIU can restore (4.2, `prepare_pstree_ids`).
 //!
-//! A process gets its session at its creation, from its parent, so CRIU must create it below the session's leader. It
-//! does so for the children of the tree's first process, orphans among them, whether or not the leader is still alive.
-//! Below any other process it needs the leader among the ancestors. A dump does not check that; the restore fails.
+//! A process inherits its session from its parent, so CRIU must create it below the session's leader. CRIU does so for
+//! the children of the tree's first process, including orphans, even if the leader has exited. Below any other process,
+//! the leader must be an ancestor. A dump does not check this; the restore fails.
 
 use std::collections::HashMap;
 
 use super::{Finding, Obstacle, ProcessName};
 use crate::job::tree::{self, Process};
 
-/// A process as CRIU sees it when it creates the tree again; all numbers as the host sees them.
+/// Relations of a process from which CRIU creates the tree again; all numbers are host numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Member {
     pid: i32,
@@ -17,10 +17,10 @@ struct Member {
     session: i32,
 }
 
-/// Looks for the first of `processes` that CRIU cannot give its session; the first of them is the tree's root.
+/// Searches for the first of `processes` that CRIU cannot restore in its session. The first process is the tree's root.
 pub(super) fn find(processes: &[Process]) -> Option<Obstacle> {
     let member = |process: &Process| {
-        // A process that has exited meanwhile needs no session.
+        // A process that has exited needs no session.
         let stat = tree::stat(process.host_pid).ok()?;
         Some(Member {
             pid: process.host_pid,
@@ -46,7 +46,7 @@ pub(super) fn find(processes: &[Process]) -> Option<Obstacle> {
     })
 }
 
-/// Returns the number of a process's session as the job sees it.
+/// Returns the number of a process's session as seen by the job.
 fn session_inside(lost: Member) -> i32 {
     let status = tree::status(lost.pid).ok();
     let sessions = status.and_then(|status| status.nssid);
@@ -59,7 +59,7 @@ fn session_inside(lost: Member) -> i32 {
 fn first_lost(members: &[Member]) -> Option<Member> {
     let root = *members.first()?;
     let by_pid: HashMap<i32, Member> = members.iter().map(|one| (one.pid, *one)).collect();
-    // CRIU creates a child of the root below the leader of its session, if that is alive, or below a helper.
+    // CRIU creates a child of the root below the leader of its session if that is alive, and below a helper otherwise.
     let creator = |one: &Member| {
         let in_place = one.session == root.session || one.session == one.pid;
         if one.parent != root.pid || in_place {
@@ -67,7 +67,7 @@ fn first_lost(members: &[Member]) -> Option<Member> {
         }
         by_pid.get(&one.session).copied()
     };
-    // Sessions of members when they create a child, before a `setsid` of their own.
+    // Sessions of members at the creation of a child, before they call `setsid`.
     let mut born_in: HashMap<i32, i32> = HashMap::new();
     let mut begins_right = |one: &Member| {
         let mut above = by_pid.get(&one.parent).copied();
@@ -97,7 +97,7 @@ fn first_lost(members: &[Member]) -> Option<Member> {
 mod tests {
     use super::*;
 
-    /// The tree's root is 1, in a session of its own; the job is 2, and leads one.
+    /// Runs the search with process 1 as the tree's root and session leader, and process 2, the job, as another one.
     fn lost(others: &[(i32, i32, i32)]) -> Option<i32> {
         let all = [&[(1, 0, 1), (2, 1, 2)], others].concat();
         let member = |&(pid, parent, session)| Member {
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_comes_back_where_its_leader_is_above() {
+    fn a_session_is_restored_below_its_leader() {
         assert_eq!(lost(&[(3, 2, 2), (4, 3, 2), (5, 3, 5), (6, 5, 5)]), None);
         // Created before its parent became a leader.
         assert_eq!(lost(&[(3, 2, 3), (4, 3, 2)]), None);
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_of_the_root_comes_back_in_any_session() {
+    fn a_child_of_the_root_is_restored_in_any_session() {
         assert_eq!(lost(&[(3, 1, 2), (4, 3, 2)]), None, "an orphan of the job");
         assert_eq!(lost(&[(4, 1, 3), (5, 1, 3)]), None, "the leader is gone");
         assert_eq!(lost(&[(3, 1, 3), (4, 1, 3)]), None, "another leads");

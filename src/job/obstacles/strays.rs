@@ -1,21 +1,21 @@
-//! Processes of the sandbox that are outside the tree of its job.
+//! Processes of the sandbox outside of the job's tree.
 //!
-//! CRIU dumps the tree's first process and what is below it. That process adopts orphans, so everything is below it; if
-//! it ever is not, an image would omit processes silently.
+//! CRIU dumps the tree's first process and its descendants. That process adopts orphans, so every process should be its
+//! descendant. If one were not, an image would omit it silently.
 
 use super::{Finding, Obstacle, ProcessName};
 use crate::job::tree::{self, Process, TreeError};
 
-/// Looks for a process of the job that is not among `processes`, which are those below the tree's first one. `sandbox` is
-/// pid 1 of the sandbox, as the host sees it.
+/// Searches for a process of the job that is not among `processes`, the descendants of the tree's first process.
+/// `sandbox` is the host pid of the sandbox's pid 1.
 ///
-/// Pid 1's own children (CRIU, the watcher) are in its session, which no process of the job can join.
+/// Pid 1's other children (CRIU, the watcher) are in its session, which no process of the job can join.
 ///
 /// # Errors
 /// The processes cannot be read.
 pub(super) fn find(sandbox: i32, processes: &[Process]) -> Result<Option<Obstacle>, TreeError> {
     let children = match tree::children(sandbox) {
-        // A sandbox that is gone has no job, which the snapshot finds out by itself.
+        // A sandbox that has exited has no job. The snapshot detects that.
         Err(error) if tree::is_gone(&error) => return Ok(None),
         children => children?,
     };
@@ -31,7 +31,7 @@ pub(super) fn find(sandbox: i32, processes: &[Process]) -> Result<Option<Obstacl
     }))
 }
 
-/// Returns true if a child of pid 1 is alive and not one of ckpt-run's own.
+/// Returns true if a child of pid 1 is alive and does not belong to ckpt-run.
 fn is_the_jobs(child: i32, sandbox: i32) -> bool {
     tree::is_alive(child) && tree::stat(child).is_ok_and(|stat| stat.session != sandbox)
 }
@@ -43,7 +43,8 @@ mod tests {
 
     use super::*;
 
-    /// Like pid 1 of a sandbox: a session leader with a child in its session (a tool) and one in another (the job).
+    /// A program like pid 1 of a sandbox: a session leader with a child in its session (a tool) and one in another (the
+    /// job).
     const SANDBOX: &str = "
 import os, signal, sys
 os.setsid()
@@ -62,7 +63,7 @@ sys.stdin.read()
 for child in children: os.kill(child, signal.SIGKILL)";
 
     #[test]
-    fn only_a_process_of_another_session_outside_the_tree_is_a_stray() {
+    fn only_a_foreign_session_outside_the_tree_is_a_stray() {
         let mut sandbox = Command::new("python3")
             .args(["-c", SANDBOX])
             .stdin(Stdio::piped())
@@ -84,6 +85,6 @@ for child in children: os.kill(child, signal.SIGKILL)";
         drop(sandbox.stdin.take());
         sandbox.wait().unwrap();
         let left = find(pid, &[tool]).unwrap();
-        assert_eq!(left, None, "nobody is there any more");
+        assert_eq!(left, None, "all processes have exited");
     }
 }

@@ -2,11 +2,11 @@
     unsafe_code,
     reason = "a system call without a safe wrapper, and the descriptor it returns"
 )]
-//! Watches of files (inotify, fanotify) of which a restore would lose something.
+//! Watches of files (inotify, fanotify) that a restore would lose in part.
 //!
-//! CRIU (4.2.1) drops events that the process has not read; a program that waits for one of them waits for ever. It finds
-//! a watched file again by its path, or by its handle, but not a symbolic link that is watched itself (`IN_DONT_FOLLOW`):
-//! the dump succeeds, and the restore fails.
+//! CRIU (4.2.1) drops unread events, and a program that waits for one of them waits forever. CRIU finds a watched file
+//! by its path or its handle. It does not find a symbolic link that is watched itself (`IN_DONT_FOLLOW`): the dump
+//! succeeds, and the restore fails.
 
 use std::fs::{self, File};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -20,12 +20,12 @@ use super::{Finding, Obstacle};
 use crate::job::descriptors::{Descriptor, Descriptors};
 use crate::job::nodes::Borrower;
 
-/// The kernel's names of the descriptors.
+/// Kernel names of the descriptors.
 const KINDS: [&str; 2] = ["inotify", "fanotify"];
-/// Largest handle (`MAX_HANDLE_SZ`).
+/// Largest size of a handle (`MAX_HANDLE_SZ`).
 const HANDLE_BYTES_MAX: usize = 128;
 
-/// Looks for the first watch of which something would be lost.
+/// Searches for the first watch that a restore would lose in part.
 pub(super) fn find(open: &[Descriptors]) -> Option<Obstacle> {
     open.iter().find_map(|Descriptors { process, all }| {
         let mut watching = all
@@ -36,7 +36,7 @@ pub(super) fn find(open: &[Descriptors]) -> Option<Obstacle> {
     })
 }
 
-/// Returns what would be lost of the watches of a descriptor.
+/// Returns the problem with the watches of a descriptor, if there is one.
 fn lost(pid: i32, descriptor: &Descriptor) -> Option<Finding> {
     let number = descriptor.number;
     if Borrower::new(pid).and_then(|it| it.unread(number)) > Some(0) {
@@ -53,7 +53,7 @@ fn lost(pid: i32, descriptor: &Descriptor) -> Option<Finding> {
 /// The file of an inotify watch.
 #[derive(Debug, PartialEq, Eq)]
 struct Watched {
-    /// The device of its file system, as `/proc/PID/mountinfo` has it.
+    /// Device number of the file system, as in `/proc/PID/mountinfo`.
     device: String,
     handle: Handle,
 }
@@ -68,7 +68,7 @@ struct Handle {
 }
 
 impl Watched {
-    /// Reads a line of `/proc/PID/fdinfo/FD`. `None` for other lines, and for a file system without handles.
+    /// Parses a line of `/proc/PID/fdinfo/FD`. Returns `None` for other lines, and for a file system without handles.
     fn parse(line: &str) -> Option<Self> {
         let line = line.strip_prefix("inotify ")?;
         let field = |name: &str| {
@@ -91,7 +91,7 @@ impl Watched {
         })
     }
 
-    /// Returns the path of the file if it is a symbolic link. `pid` is a process that sees the file system.
+    /// Returns the path of the file if it is a symbolic link. `pid` is a process that has the file system mounted.
     fn link(&self, pid: i32) -> Option<PathBuf> {
         let mounts = ProcessEntry::new(pid).and_then(|process| process.mountinfo());
         let mut mounts = mounts.ok()?.into_iter();

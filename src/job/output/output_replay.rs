@@ -1,27 +1,27 @@
-//! The detection of a restored job's output that was already delivered before the crash.
+//! Detection of a restored job's output that was already delivered before the crash.
 //!
 //! A restored job repeats its output between the snapshot and the crash. Bytes written to a pipe or a terminal cannot
-//! be removed, so the repetition is suppressed instead, line by line, as long as it is identical to the byte. The first
-//! different line ends it: from there on all output is delivered.
+//! be removed, so the repetition is suppressed line by line, as long as it is identical. From the first different line
+//! on, all output is delivered.
 
 use std::collections::VecDeque;
 
-/// Limit on the stored delivered output, per stream. If a job writes more between two snapshots, its repetition is
+/// Limit on the stored delivered output per stream. If a job writes more between two snapshots, its repetition is
 /// delivered a second time.
 const HISTORY_BYTES_MAX: usize = 4 << 20;
 
-/// The newest delivered bytes of one stream, and the position of a repetition.
+/// Most recently delivered bytes of one stream, and the position of a repetition.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Replay {
-    /// The newest bytes, up to position `end`.
+    /// The most recent bytes, up to position `end`.
     history: VecDeque<u8>,
-    /// Bytes of the stream that were delivered, as an uninterrupted run counts them.
+    /// Bytes delivered of the stream, as in an uninterrupted run.
     end: u64,
-    /// Position of the next byte from the job; behind `end` while it repeats itself.
+    /// Position of the next byte from the job; less than `end` while the job repeats output.
     next: u64,
-    /// The repetition's unfinished line, equal to the history so far.
+    /// Unfinished line of the repetition, equal to the history so far.
     held: Vec<u8>,
-    /// Position among the delivered bytes at which another writer last wrote a line.
+    /// Count of delivered bytes at the last line of another writer.
     foreign_line: Option<u64>,
 }
 
@@ -36,19 +36,18 @@ impl Replay {
         self.end.checked_sub(position)
     }
 
-    /// Returns true if the job may be in the middle of a line, where a line of another writer would split it.
+    /// Returns true if the job may be within a line, which a line of another writer would split.
     pub fn is_inside_line(&self) -> bool {
         let last = self.history.back();
         self.foreign_line != Some(self.end) && last.is_some_and(|byte| !is_line_end(*byte))
     }
 
-    /// Notes that another writer now writes a line to the same place; returns true if that line is at the start of a
-    /// line.
+    /// Records that another writer now writes a line to the same sink. Returns true if that line begins on a new line.
     pub fn begin_foreign_line(&mut self) -> bool {
         self.begin_foreign_line_after(is_line_end)
     }
 
-    /// Works as `begin_foreign_line` for a terminal, which still shows the text before a `\r`.
+    /// Same as `begin_foreign_line`, for a terminal, which still shows the text before a `\r`.
     pub fn begin_foreign_line_on_terminal(&mut self) -> bool {
         self.begin_foreign_line_after(|byte| byte == b'\n')
     }
@@ -58,7 +57,7 @@ impl Replay {
         before == Some(self.end) || self.history.back().is_none_or(|byte| is_end(*byte))
     }
 
-    /// Continues from `position`; later output is a repetition where the history covers it.
+    /// Continues from `position`. Later output is a repetition where the history covers it.
     pub fn rewind(&mut self, position: u64) {
         self.held.clear();
         let oldest = self.end - self.history.len() as u64;
@@ -69,7 +68,7 @@ impl Replay {
         }
     }
 
-    /// Resets the output to `position` after it was cut by other means; no output will be repeated.
+    /// Resets the output to `position` after the sink was truncated. No output will be repeated.
     pub fn forget(&mut self, position: u64) {
         self.history.clear();
         self.held.clear();
@@ -77,7 +76,7 @@ impl Replay {
         self.next = position;
     }
 
-    /// Takes bytes from the job and returns those to deliver.
+    /// Accepts bytes from the job and returns those to deliver.
     pub fn take(&mut self, bytes: &[u8]) -> Vec<u8> {
         let mut fresh = Vec::new();
         let mut rest = bytes;
@@ -94,7 +93,7 @@ impl Replay {
                 .and_then(|index| self.history.get(index))
                 != Some(&byte)
             {
-                // The repetition ends here: its unfinished line is new output after all.
+                // The repetition ends here, so its unfinished line is new output.
                 fresh.append(&mut self.held);
                 fresh.push(byte);
                 self.next = self.end;
@@ -133,7 +132,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_repetition_is_held_back_and_the_stream_goes_on_where_it_was() {
+    fn a_repetition_is_suppressed_and_the_stream_continues() {
         let mut replay = Replay::default();
         assert_eq!(replay.take(b"1\n2\n"), b"1\n2\n");
         let mark = replay.position();
@@ -155,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn output_longer_ago_than_is_remembered_is_delivered_again() {
+    fn output_older_than_the_history_is_delivered_again() {
         let mut replay = Replay::default();
         replay.take(b"start\n");
         replay.take(&vec![b'x'; HISTORY_BYTES_MAX]);
@@ -165,7 +164,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_deterministic_job_is_heard_once_however_often_it_is_restored(
+        fn output_of_a_deterministic_job_is_delivered_once(
             text in proptest::collection::vec(prop_oneof![Just(b'\n'), Just(b'a'), Just(b'b')], 0..200),
             crashes in proptest::collection::vec((0usize..200, 0usize..200), 0..6),
             piece in 1usize..20,

@@ -1,4 +1,4 @@
-//! The place for a line of ckpt-run between the job's output, where it splits none of the job's lines.
+//! Choice of a place for a line of ckpt-run that splits none of the job's lines.
 
 use std::os::fd::AsFd;
 
@@ -6,16 +6,17 @@ use nix::poll::{PollFd, PollFlags, poll};
 
 use super::State;
 
-/// Milliseconds for which a line of ckpt-run waits for the rest of the job's line. It is longer than the kernel takes
-/// to wake a writer whose terminal was full and who gets a processor in turn. It is little compared with a snapshot,
-/// which waits for it at worst.
+/// Milliseconds for which a line of ckpt-run waits for the rest of the job's line. The kernel needs less time to wake
+/// and schedule a writer that was blocked by a full terminal. A snapshot takes much longer, and at worst waits for
+/// this.
 const PLACE_WAIT: u8 = 20;
-/// Limit on the reads in which the end of a job's line is searched; a job that draws longer lines has its line split.
+/// Limit on the reads that search for the end of a job's line. A line that is still longer is split.
 const PLACE_READS_MAX: usize = 8;
 
 impl State {
-    /// Searches for a place where a line of ckpt-run splits no line of the job: a job that writes faster than ckpt-run
-    /// reads is in the middle of its output. Returns the bytes after that place; all bytes before it are pending.
+    /// Searches for a place where a line of ckpt-run splits no line of the job. If the job writes faster than ckpt-run
+    /// reads, all data read so far may end within a line. Returns the bytes after that place; those before it are
+    /// pending.
     pub(super) fn make_place(&mut self) -> Vec<u8> {
         for _ in 0..PLACE_READS_MAX {
             if !self.replay.is_inside_line() || !self.comes_more() {
@@ -34,7 +35,7 @@ impl State {
         Vec::new()
     }
 
-    /// Returns true if the job writes more within a moment.
+    /// Returns true if the job writes more within [`PLACE_WAIT`].
     fn comes_more(&self) -> bool {
         let Some(source) = &self.source else {
             return false;
@@ -44,7 +45,7 @@ impl State {
     }
 }
 
-/// Returns the last place in the bytes at which a line begins or is drawn again.
+/// Returns the last offset at which a line begins or is redrawn.
 fn last_place(bytes: &[u8]) -> Option<usize> {
     let place = bytes
         .iter()

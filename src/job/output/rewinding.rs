@@ -1,9 +1,9 @@
-//! The rollback of an output: to the mark of an image, and from there back to where it was if the restore fails.
+//! Rollback of an output to the mark of an image, and its reversal if the restore fails.
 //!
 //! ```text
-//! make_whole: the bytes before the mark are there, or are put back from aside/, or the image is refused
-//! rewind:     what follows the mark goes to aside/ and is cut off
-//! keep:       the job runs           undo: the restore failed; what was cut off is put back, after the last delivery
+//! make_whole: the bytes before the mark exist, or are copied back from aside/, or the image is refused
+//! rewind:     the bytes after the mark are moved to aside/
+//! keep:       the job runs           undo: the restore failed; the moved bytes are copied back after the last delivery
 //! ```
 
 use std::fs::{self, File};
@@ -18,17 +18,17 @@ use crate::job::output::output_replay::Replay;
 use crate::job::rewind::error::{RewindError, system};
 use crate::job::rewind::{OtherBytes, discard, keep_end};
 
-/// Bytes that are put back at once.
+/// Bytes copied back in one step.
 const COPY_BYTES: usize = 64 << 10;
-/// Limit on the parts of one file that are searched: the folders of `aside/` are limited, too.
+/// Limit on the saved parts of one file that are searched. The number of folders in `aside/` is limited, too.
 const PARTS_MAX: usize = 100;
 
-/// The supervisor that made a mark.
+/// The supervisor that recorded a mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Relation {
-    /// This one: it knows what it has delivered since.
+    /// This supervisor, whose later deliveries are known.
     Ours,
-    /// An earlier one: bytes after the mark may be another program's.
+    /// An earlier supervisor. Bytes after the mark may belong to another program.
     Earlier,
 }
 
@@ -39,7 +39,7 @@ pub(super) struct Before {
     cut: Option<Part>,
 }
 
-/// Bytes that were cut off a file, in a file of their own.
+/// Bytes that were cut off a file and saved in a separate file.
 #[derive(Clone, Debug)]
 struct Part {
     kept: PathBuf,
@@ -48,12 +48,12 @@ struct Part {
 }
 
 impl Output {
-    /// Ensures that the file holds the bytes before `mark`. If they are missing, because a restore was killed, or others,
-    /// because another attempt ran since, they come from the folders beside `aside`. Call it before anything else is
-    /// rolled back. `aside` and `name`: as for [`Output::rewind`].
+    /// Ensures that the file contains the bytes before `mark`. They may be missing because a restore was killed, or
+    /// differ because another attempt ran since. Then they are copied from the folders beside `aside`. Call it before
+    /// any other rollback. `aside` and `name`: as for [`Output::rewind`].
     ///
     /// # Errors
-    /// The bytes are nowhere, and `other_bytes` does not accept that.
+    /// The bytes do not exist any more, and `other_bytes` does not accept that.
     pub fn make_whole(
         &self,
         mark: &OutputMark,
@@ -67,7 +67,7 @@ impl Output {
         let _state = self.shared.lock();
         let (handle, path) = self.shared.sink_path();
         let about = self.shared.sink.metadata();
-        let about = about.map_err(system("look at", &path))?;
+        let about = about.map_err(system("inspect", &path))?;
         if about.ino() != there.inode {
             return Ok(());
         }
@@ -92,12 +92,12 @@ impl Output {
             let done = self.shared.append(&parts, from..then);
             done.map_err(system("put back the end of", &path))?;
             let bytes = then - from;
-            tracing::info!(path = %path.display(), bytes, "put back output that an earlier restore had cut off");
+            tracing::info!(path = %path.display(), bytes, "restored output that an earlier restore had cut off");
             return Ok(());
         }
         if now == 0 && relation == Relation::Earlier {
             let path = path.display();
-            tracing::warn!(%path, "the file of the job's output is empty: it was emptied since the snapshot (`>` does that, `>>` does not) and begins anew");
+            tracing::warn!(%path, "the file of the job's output was emptied since the snapshot (`>` does that, `>>` does not); output begins at its start");
             return Ok(());
         }
         other_bytes.judge(if now < then {
@@ -107,13 +107,13 @@ impl Output {
         })
     }
 
-    /// Sets the stream back to `mark`. The function cuts ckpt-run's own file, or prepares to suppress the repetition,
-    /// for example if other programs have written to the file, too. Bytes that are cut off go to a file in `aside`,
-    /// whose name begins with `name`. Call it after the wait of [`Output::drain`] and after [`Output::make_whole`];
-    /// [`Output::keep`] or the next [`Output::drain`] ends it.
+    /// Sets the stream back to `mark`. The function truncates ckpt-run's own file. If that is impossible, for example
+    /// because other programs have written to the file, it prepares to suppress the repetition. Bytes that are cut off
+    /// are saved in a file in `aside`, whose name begins with `name`. Call it after the wait of [`Output::drain`] and
+    /// after [`Output::make_whole`]. [`Output::keep`] or the next [`Output::drain`] ends the rewind.
     ///
     /// # Errors
-    /// The file cannot be cut.
+    /// The file cannot be truncated.
     pub fn rewind(
         &self,
         mark: &OutputMark,
@@ -127,7 +127,7 @@ impl Output {
         if let Some(there) = mark.file.filter(|_| self.shared.cuttable) {
             let mut sink = &self.shared.sink;
             let (handle, path) = self.shared.sink_path();
-            let metadata = sink.metadata().map_err(system("look at", &path))?;
+            let metadata = sink.metadata().map_err(system("inspect", &path))?;
             let beyond = metadata.size().checked_sub(there.offset);
             let ours = relation == Relation::Earlier
                 || beyond == before.replay.delivered_since(mark.position);
@@ -139,7 +139,7 @@ impl Output {
                     let len = keep_end(&path, &mut source, there.offset, &kept)?;
                     if relation == Relation::Earlier {
                         let kept = kept.display();
-                        tracing::info!(bytes = len, %kept, "cut off our output what came after the snapshot");
+                        tracing::info!(bytes = len, %kept, "cut off ckpt-run's output after the snapshot");
                     }
                     let from = there.offset;
                     before.cut = Some(Part { kept, from, len });
@@ -151,20 +151,20 @@ impl Output {
                 return Ok(());
             }
         }
-        // Of an earlier supervisor's deliveries nothing is known. What this one delivered since it restored the same image
-        // is known, and is not delivered twice.
+        // Deliveries of an earlier supervisor are unknown. Output that this one delivered since it restored the same
+        // image is known and is not delivered twice.
         state.replay.rewind(mark.position);
         Ok(())
     }
 
-    /// Ends a rewind: the restored job runs, or may have run.
+    /// Ends a rewind: the restored job is running, or may have run.
     pub fn keep(&self) {
         self.shared.lock().before = None;
     }
 }
 
 impl Shared {
-    /// Reverts a rewind that was not kept. Nothing delivers any more.
+    /// Reverts a rewind that was not kept. No thread is delivering any more.
     pub(super) fn undo_rewind(&self) {
         let mut state = self.lock();
         let Some(before) = state.before.take() else {
@@ -174,7 +174,7 @@ impl Shared {
             && let Err(error) = self.put_back(cut)
         {
             let kept = cut.kept.display();
-            tracing::warn!(%kept, "cannot put back what was cut off the job's output: {error}");
+            tracing::warn!(%kept, "cannot write back the end of the job's output: {error}");
             return;
         }
         state.replay = before.replay;
@@ -182,14 +182,16 @@ impl Shared {
 
     fn put_back(&self, cut: &Part) -> io::Result<()> {
         if self.sink.metadata()?.size() != cut.from {
-            return Err(io::Error::other("somebody has written there since"));
+            return Err(io::Error::other(
+                "another program has written to the file since",
+            ));
         }
         let end = cut.from + cut.len;
         self.append(std::slice::from_ref(cut), cut.from..end)?;
         discard(&cut.kept)
     }
 
-    /// Appends a range of the file, which ends where the range begins, from these parts.
+    /// Appends a range of bytes from these parts to the file, which ends where the range begins.
     fn append(&self, parts: &[Part], range: std::ops::Range<u64>) -> io::Result<()> {
         let mut sink = &self.sink;
         sink.seek(SeekFrom::End(0))?;
@@ -212,11 +214,11 @@ impl Shared {
         if at != range.end {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        // A pipe or device has nothing to sync, and it cannot be cut either.
+        // A pipe or device needs no sync, and cannot be truncated either.
         sink.sync_all()
     }
 
-    /// Returns a path by which the sink can be opened again, and its name for messages.
+    /// Returns a path for opening the sink again, and its name for messages.
     pub(super) fn sink_path(&self) -> (PathBuf, PathBuf) {
         let handle = PathBuf::from(format!("/proc/self/fd/{}", self.sink.as_raw_fd()));
         let path = fs::read_link(&handle).unwrap_or_else(|_| handle.clone());
@@ -228,8 +230,8 @@ fn part_name(name: &str, inode: u64, from: u64) -> String {
     format!("{name}-{inode}-{from}")
 }
 
-/// Searches for the end of the bytes before the mark: an offset up to which the file is right, and the parts that
-/// follow. Together they have the hash that the mark recorded; a mark of an older version has none, and nothing is found.
+/// Searches for a valid prefix of the bytes before the mark: returns its length and the saved parts that follow it. The
+/// combination has the hash of the mark. A mark of an older version has no hash, and nothing is found.
 fn find_end(
     handle: &Path,
     aside: Option<&Path>,
@@ -249,7 +251,8 @@ fn find_end(
     })
 }
 
-/// Returns the parts that hold the bytes from `from` to `end`: the first one, then the newest that fits each time.
+/// Returns parts that together hold the bytes from `from` to `end`: the first one, then the newest suitable one each
+/// time.
 fn chain(parts: &[Part], from: u64, first: Option<&Part>, end: u64) -> Option<Vec<Part>> {
     let mut chain = Vec::from_iter(first.cloned());
     let mut at = first.map_or(from, |part| part.from + part.len);
@@ -262,7 +265,7 @@ fn chain(parts: &[Part], from: u64, first: Option<&Part>, end: u64) -> Option<Ve
     Some(chain)
 }
 
-/// Fills a buffer with the bytes at an offset: those of the file before `from`, then those of the parts.
+/// Fills a buffer with bytes at an offset: from the file before `from`, and from the parts after it.
 fn read_chain(
     file: &File,
     from: u64,
@@ -289,7 +292,7 @@ fn read_chain(
     Ok(())
 }
 
-/// Lists the parts of outputs with this inode, the newest first.
+/// Lists the saved parts of outputs with this inode, newest first.
 fn parts_of(aside: &Path, inode: u64) -> Vec<Part> {
     let folders = fs::read_dir(aside).into_iter().flatten().flatten();
     let mut folders: Vec<(u64, PathBuf)> = folders

@@ -1,9 +1,8 @@
-//! A line of ckpt-run at the bottom of a terminal, below the job's output, while there is a status to show.
+//! Status line of ckpt-run at the bottom of a terminal, below the job's output.
 //!
-//! It is drawn only if the cursor is on an empty line, and it is erased before any byte of the job or any other line of
-//! ckpt-run is written. So the job's lines are whole on the screen, and its next byte appears where it would have
-//! appeared without the line. If a job moves the cursor (nested progress bars, editors), the line is not drawn from
-//! then on.
+//! It is drawn only if the cursor is on an empty line, and erased before the job or ckpt-run writes anything else. So
+//! the job's lines stay intact on the screen, and its next byte appears where it would have appeared without the status
+//! line. If a job moves the cursor (nested progress bars, editors), the line is not drawn any more.
 
 use std::io::IsTerminal;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -13,15 +12,15 @@ use super::super::terminal::{line_end, window};
 use super::Shared;
 use super::write_out;
 
-/// Moves to the line's start and erases everything to the right.
+/// Moves the cursor to the start of the line and erases the line.
 const ERASE: &str = "\r\x1b[K";
 
-/// The reaction to another writer on the terminal.
+/// Behavior while another thread writes to the terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Patience {
     /// Wait until the writer has finished.
     Wait,
-    /// Skip this drawing.
+    /// Do not draw the line this time.
     Skip,
 }
 
@@ -30,13 +29,13 @@ pub enum Patience {
 pub enum Shown {
     /// The line is on the screen.
     Drawn,
-    /// The line has no place now.
+    /// The line cannot be shown now.
     Hidden,
-    /// The status has ended and is not shown any more.
+    /// The status has ended; the line is removed.
     Over,
 }
 
-/// A handle to show the line. It takes no space and writes nothing until it is used.
+/// Handle of the status line. It writes nothing until it is used.
 #[derive(Debug)]
 pub struct StatusLine {
     shared: Arc<Shared>,
@@ -49,8 +48,8 @@ impl StatusLine {
         }
     }
 
-    /// Shows the text of `compose`, as far as it fits; removes the line if there is no text. `compose` is called when
-    /// no other thread can write to the terminal any more, so its text cannot be outdated by a later line.
+    /// Shows the text of `compose`, truncated to the width; removes the line if there is no text. `compose` is called
+    /// once no other thread can write to the terminal, so a later line cannot make its text outdated.
     pub fn show(&self, patience: Patience, compose: impl FnOnce() -> Option<String>) -> Shown {
         let mut state = match patience {
             Patience::Wait => self.shared.settled(),
@@ -73,7 +72,7 @@ impl StatusLine {
         }
         state.delivering = true;
         drop(state);
-        // As with the job's output, a terminal that is gone is ignored.
+        // As for the job's output, a closed terminal is ignored.
         let _ = write_out(&self.shared.sink, bytes.as_bytes());
         self.shared.lock().delivering = false;
         self.shared.delivered.notify_all();
@@ -81,15 +80,15 @@ impl StatusLine {
     }
 }
 
-/// Returns the width of a terminal whose foreground ckpt-run is in: in its background it would draw over the lines of
-/// other programs.
+/// Returns the width of a terminal if ckpt-run is in its foreground. In the background, ckpt-run would draw over the
+/// lines of other programs.
 fn columns(sink: BorrowedFd<'_>) -> Option<usize> {
     let foreground = nix::unistd::tcgetpgrp(sink).ok()?;
     (foreground == nix::unistd::getpgrp()).then_some(())?;
     Some(window(sink)?.ws_col.into())
 }
 
-/// The place below the output on a terminal.
+/// The line below the output of a terminal.
 #[derive(Debug, Default)]
 pub(super) struct Bottom {
     cursor: Cursor,
@@ -97,7 +96,7 @@ pub(super) struct Bottom {
 }
 
 impl Bottom {
-    /// Notes the bytes that are written next; returns the bytes that must be written before.
+    /// Records the bytes to be written next. Returns the bytes that must be written before them.
     pub fn make_way(&mut self, sink: BorrowedFd<'_>, bytes: &[u8]) -> &'static [u8] {
         if !sink.is_terminal() {
             return b"";
@@ -119,13 +118,13 @@ impl Bottom {
         }
     }
 
-    /// Returns the bytes that show the text in this many columns; `None` if the cursor is not on an empty line.
+    /// Returns the bytes that draw the text within this width; `None` if the cursor is not on an empty line.
     fn draw(&mut self, text: &str, columns: usize) -> Option<String> {
         if !self.cursor.is_on_own_line() {
             return None;
         }
         self.shown = true;
-        // After the last column, a terminal may continue on the next line.
+        // A terminal may continue on the next line after the last column.
         let fits = text.chars().take(columns.saturating_sub(1));
         Some(format!("\r{}\x1b[K", fits.collect::<String>()))
     }
@@ -134,29 +133,29 @@ impl Bottom {
 /// The cursor's position relative to the lines.
 #[derive(Debug)]
 struct Cursor {
-    /// True if its line is empty.
+    /// True if the cursor's line is empty.
     blank: bool,
-    /// True if it is at the line's start.
+    /// True if the cursor is at the start of the line.
     first: bool,
-    /// True if the job has moved it by other means than lines.
+    /// True if the job has moved the cursor other than by writing lines.
     moved: bool,
     escape: Escape,
 }
 
-/// The position of the bytes in an escape sequence (ECMA-48).
+/// Parser state within escape sequences (ECMA-48).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Escape {
     /// Outside of a sequence.
     Outside,
-    /// The byte after ESC.
+    /// After ESC.
     Begun,
-    /// A control sequence: ESC [.
+    /// In a control sequence: ESC [.
     Control,
-    /// A sequence with one more byte: ESC (.
+    /// In a sequence with one more byte: ESC (.
     Charset,
-    /// A title or a similar command: ESC ].
+    /// In a title or similar command: ESC ].
     Command,
-    /// The byte after ESC in such a command.
+    /// After ESC in such a command.
     CommandEnds,
 }
 
@@ -230,7 +229,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// More rows than a test writes lines, so that no line scrolls away.
+    /// Rows of the terminal, more than the lines that a test writes, so that no line scrolls away.
     const ROWS: u16 = 120;
     const COLUMNS: u16 = 40;
 
@@ -288,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn the_line_stands_below_the_jobs_lines_and_leaves_no_trace() {
+    fn the_line_is_below_the_jobs_lines_and_leaves_no_trace() {
         for (raw, end) in [(false, "\n"), (true, "\r\n")] {
             let mut terminal = Terminal::new(raw);
             terminal.job(format!("one{end}").as_bytes());
@@ -321,7 +320,7 @@ mod tests {
             assert!(!terminal.draw("ckpt-run: snapshot"), "{begun:?}");
         }
         let mut terminal = Terminal::new(true);
-        // The cursor is below the end of the line, not at a start.
+        // The cursor is below the end of the line, not at its start.
         terminal.job(b"one\n");
         assert!(!terminal.draw("ckpt-run: snapshot"));
         terminal.job(b"\r");
@@ -329,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn colours_and_titles_are_no_hindrance_but_a_moved_cursor_is_for_good() {
+    fn only_a_moved_cursor_prevents_the_line() {
         let mut terminal = Terminal::new(false);
         terminal.job(b"\x1b[1;31mred\x1b(B\x1b[m\x1b[K\n\x1b]0;a title\x07");
         assert!(terminal.draw("ckpt-run: snapshot"));
@@ -355,7 +354,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_the_job_writes_its_screen_is_what_it_would_be_without_us(
+        fn the_jobs_screen_is_the_same_as_without_the_line(
             raw in any::<bool>(),
             pieces in proptest::collection::vec((
                 prop_oneof![

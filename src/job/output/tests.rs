@@ -1,4 +1,4 @@
-//! Tests of one output, with a pipe or a file in the place of the caller.
+//! Tests of one output, with a pipe or a file instead of the caller.
 
 use std::io::Write;
 
@@ -32,7 +32,7 @@ fn two_lines() -> (tempfile::NamedTempFile, Output, OutputMark) {
     (file, output, mark)
 }
 
-/// Returns what is kept in the folders of `aside`.
+/// Returns the parts saved in the folders of `aside`.
 fn parts(aside: &std::path::Path) -> Vec<String> {
     let list = |path: &std::path::Path| {
         let entries = std::fs::read_dir(path).unwrap().flatten();
@@ -88,7 +88,7 @@ fn an_image_of_an_earlier_supervisor_repeats_output_once() {
 }
 
 #[test]
-fn output_of_a_job_that_ran_after_all_is_not_followed_by_older_output() {
+fn a_job_that_ran_is_not_followed_by_older_output() {
     let (file, mut output, mark) = two_lines();
     let aside = tempfile::tempdir().unwrap();
     let folder = aside.path().join("000001-1");
@@ -100,7 +100,7 @@ fn output_of_a_job_that_ran_after_all_is_not_followed_by_older_output() {
 }
 
 #[test]
-fn a_file_that_is_short_is_completed_from_several_parts_or_refused() {
+fn a_short_file_is_completed_from_several_parts_or_refused() {
     let (file, mut output, mark) = two_lines();
     let newest = output.mark().unwrap();
     write(&mut output, b"three\n");
@@ -109,7 +109,7 @@ fn a_file_that_is_short_is_completed_from_several_parts_or_refused() {
         let folder = aside.path().join(format!("00000{number}-{}", 10 - number));
         let rewound = output.rewind(mark, Relation::Earlier, &folder, "stdout");
         rewound.unwrap();
-        // A kill: nothing is reverted.
+        // As if killed: nothing is reverted.
         output.keep();
     }
     let whole = |mark: &OutputMark, relation| {
@@ -148,7 +148,7 @@ fn a_file_that_is_short_is_completed_from_several_parts_or_refused() {
 }
 
 #[test]
-fn what_was_written_before_the_mark_is_counted_and_delivered() {
+fn output_written_before_the_mark_is_counted_and_delivered() {
     let (mut heard, sink) = io::pipe().unwrap();
     let mut output = Output::new(sink.into(), true);
     let mut job = File::from(output.connect().unwrap());
@@ -211,7 +211,7 @@ fn what_others_wrote_to_our_file_is_not_cut() {
 }
 
 #[test]
-fn a_sink_that_is_set_not_to_wait_gets_everything() {
+fn a_nonblocking_sink_receives_everything() {
     let (mut heard, sink) = io::pipe().unwrap();
     fcntl(&sink, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).unwrap();
     let mut output = Output::new(sink.into(), true);
@@ -219,7 +219,7 @@ fn a_sink_that_is_set_not_to_wait_gets_everything() {
     let text = b"0123456789abcdef".repeat(64 << 10);
     let written = text.clone();
     let writer = thread::spawn(move || job.write_all(&written).unwrap());
-    // The test reads only once the pipe is full.
+    // The test starts reading once the pipe is full.
     while !output.shared.lock().delivering {
         thread::yield_now();
     }
@@ -231,7 +231,7 @@ fn a_sink_that_is_set_not_to_wait_gets_everything() {
 }
 
 #[test]
-fn output_that_nobody_can_take_is_lost_once_and_the_job_goes_on() {
+fn undeliverable_output_is_reported_once_and_the_job_continues() {
     let full = File::options().write(true).open("/dev/full").unwrap();
     let mut output = Output::new(full.into(), false);
     let mut job = File::from(output.connect().unwrap());
@@ -243,7 +243,7 @@ fn output_that_nobody_can_take_is_lost_once_and_the_job_goes_on() {
 }
 
 #[test]
-fn what_an_appended_file_held_before_the_run_is_not_cut() {
+fn content_of_an_appended_file_before_the_run_is_not_cut() {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), "before\n").unwrap();
     let sink = File::options().append(true).open(file.path()).unwrap();
@@ -258,13 +258,13 @@ fn what_an_appended_file_held_before_the_run_is_not_cut() {
 }
 
 #[test]
-fn a_slow_reader_of_ours_does_not_keep_the_mark_waiting() {
+fn a_slow_reader_does_not_delay_the_mark() {
     let (heard, sink) = io::pipe().unwrap();
     let mut output = Output::new(sink.into(), true);
     let job = File::from(output.connect().unwrap());
     fcntl(&job, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).unwrap();
     let mut written = 0;
-    // Fill every buffer up to the stalled reader: the mark must still be returned.
+    // Fill every buffer up to the stalled reader. The mark must still be returned.
     loop {
         match (&job).write(&[b'x'; 4096]) {
             Ok(got) => written += got as u64,
@@ -278,7 +278,7 @@ fn a_slow_reader_of_ours_does_not_keep_the_mark_waiting() {
 }
 
 #[test]
-fn a_line_of_ours_waits_for_the_end_of_what_the_job_draws() {
+fn a_line_of_ckpt_run_waits_for_the_end_of_the_jobs_line() {
     for (rest, whole) in [
         ("2 of the bar]", "\r[1 of the bar]\r[2 of the bar]\nours\n"),
         (
@@ -292,7 +292,7 @@ fn a_line_of_ours_waits_for_the_end_of_what_the_job_draws() {
     ] {
         let (mut heard, sink) = io::pipe().unwrap();
         let mut output = Output::new(sink.into(), false);
-        // Only the writer of a line delivers.
+        // Only the writer of a line delivers output.
         let (read, mut job) = io::pipe().unwrap();
         fcntl(&read, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).unwrap();
         output.shared.lock().source = Some(File::from(OwnedFd::from(read)));

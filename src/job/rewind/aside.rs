@@ -1,4 +1,4 @@
-//! Data that is cut off files or overwritten in them, and the files that it is saved in.
+//! Storage of data that a rollback truncates or overwrites.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -14,23 +14,23 @@ use crate::job::files::OpenFile;
 use crate::known_errors::is_disk_full;
 use crate::safe_path::Spot;
 
-/// Data that was cut off a file, or overwritten, and its new place.
+/// Data that was truncated or overwritten, and the file that it was saved in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CutAway {
     /// The job's file.
     pub path: PathBuf,
-    /// Number of bytes saved aside.
+    /// Number of saved bytes.
     pub bytes: u64,
-    /// The file that holds them.
+    /// File with the saved bytes.
     pub kept: PathBuf,
     /// Offset of the bytes in the job's file.
     pub from: u64,
-    /// The length of the job's file without them, or with the bytes that replaced them.
+    /// Length of the job's file without the bytes, or with the bytes that replaced them.
     pub size: u64,
 }
 
 impl CutAway {
-    /// Puts the bytes back. Returns false if somebody has written there since.
+    /// Writes the bytes back. Returns false if another program has written to the file since.
     fn put_back(&self) -> io::Result<bool> {
         let mut target = without_links(&self.path)?;
         if target.metadata()?.size() != self.size {
@@ -44,8 +44,8 @@ impl CutAway {
     }
 }
 
-/// Puts back the data that was cut off for a failed restore: images newer than that one need their files whole. Returns
-/// false if some data could not be put back: it stays where it was saved, and is logged.
+/// Writes the truncated data back after a failed restore, because newer images need the files whole. Returns false if
+/// some data could not be written back. Such data stays where it was saved, and this is logged.
 pub fn undo(cut: &[CutAway]) -> bool {
     let mut is_whole = true;
     for one in cut {
@@ -53,19 +53,22 @@ pub fn undo(cut: &[CutAway]) -> bool {
         match one.put_back() {
             Ok(true) => continue,
             Ok(false) => {
-                tracing::warn!(%path, %kept, "what was cut off is not put back: somebody has written there since");
+                tracing::warn!(%path, %kept, "cannot write the file's saved end back: another program has written to the file since");
             }
-            Err(error) => tracing::warn!(%path, %kept, "cannot put back what was cut off: {error}"),
+            Err(error) => {
+                tracing::warn!(%path, %kept, "cannot write the file's saved end back: {error}");
+            }
         }
         is_whole = false;
     }
     is_whole
 }
 
-/// Limit on the bytes of a file's name in the name of its saved part; a name has 255, and a number precedes it.
+/// Limit on the bytes of a file's name in the name of its saved part. A name can have 255 bytes, and a number precedes
+/// it.
 const NAME_BYTES_MAX: usize = 200;
 
-/// Returns the name of a saved part of a file: as much of the file's own name as fits.
+/// Returns the name of a saved part: a number and the file's own name, truncated to the limit.
 pub(super) fn aside_name(index: usize, path: &Path) -> String {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let fits = |(at, char): &(usize, char)| at + char.len_utf8() <= NAME_BYTES_MAX;
@@ -77,7 +80,7 @@ pub(super) fn aside_name(index: usize, path: &Path) -> String {
     format!("{index}-{start}")
 }
 
-/// Copies everything from `from` on into `kept`. Returns `None` if there is no data.
+/// Copies all bytes from `from` on into `kept`. Returns `None` if there are none.
 pub(super) fn keep_from(
     file: &OpenFile,
     source: &mut File,
@@ -94,15 +97,15 @@ pub(super) fn keep_from(
     }))
 }
 
-/// Copies everything from `from` on of the file at `path`, open as `source`, into `kept`, which is created if there is
-/// any data. Returns the number of bytes.
+/// Copies all bytes from `from` on of the file at `path`, open as `source`, into `kept`, which is created if there are
+/// any. Returns the number of bytes.
 pub(in crate::job) fn keep_end(
     path: &Path,
     source: &mut File,
     from: u64,
     kept: &Path,
 ) -> Result<u64, RewindError> {
-    let end = source.metadata().map_err(system("look at", path))?.size();
+    let end = source.metadata().map_err(system("inspect", path))?.size();
     if end <= from {
         return Ok(0);
     }
@@ -118,16 +121,16 @@ pub(in crate::job) fn keep_end(
                 source: error,
             };
         }
-        system("keep aside the end of", path)(error)
+        system("save the end of", path)(error)
     })?;
     Ok(end - from)
 }
 
-/// Removes a saved part, and its folder if that is empty: an empty folder would count as one of the newest and displace
+/// Removes a saved part, and its folder if that is empty. An empty folder would count as one of the newest and displace
 /// an older one.
 pub(in crate::job) fn discard(kept: &Path) -> io::Result<()> {
     fs::remove_file(kept)?;
-    // Most often the folder has other files.
+    // The folder usually contains other files.
     let _ = kept.parent().map(fs::remove_dir);
     Ok(())
 }
@@ -144,7 +147,7 @@ fn copy_to_new(source: &mut File, range: Range<u64>, folder: &Path, kept: &Path)
     target.sync_all()
 }
 
-/// Copies a range of `source` to the end of `target`, which is at `at`; holes stay holes.
+/// Copies a range of `source` to offset `at`, the end of `target`. Holes are preserved.
 fn copy_data(source: &mut File, from: u64, end: u64, target: &mut File, at: u64) -> io::Result<()> {
     target.set_len(at)?;
     target.set_len(at + (end - from))?;
@@ -169,8 +172,8 @@ fn copy_data(source: &mut File, from: u64, end: u64, target: &mut File, at: u64)
     Ok(())
 }
 
-/// Opens a file without following links: recorded paths were free of links, so an existing link leads elsewhere. A file
-/// that another user can have linked there is refused.
+/// Opens a file without following links. Recorded paths contained no links, so an existing link leads elsewhere. A hard
+/// link that another user can have created is refused.
 pub(super) fn without_links(path: &Path) -> io::Result<File> {
     let spot = Spot::of(path)?;
     let file = spot.open(File::options().read(true).write(true), 0)?;

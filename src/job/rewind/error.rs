@@ -1,11 +1,11 @@
-//! Why files cannot be rolled back.
+//! Errors of the rollback of files.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::job::nodes::NodesError;
 
-/// Why files cannot be rolled back, or were not.
+/// Reasons why files cannot be rolled back.
 #[derive(Debug, thiserror::Error)]
 pub enum RewindError {
     /// A folder or named pipe is missing and cannot be created again.
@@ -14,11 +14,11 @@ pub enum RewindError {
     /// A file that the job had open does not exist any more.
     #[error("cannot find {}, which the job had open at the snapshot: put it back, or restore an older image", .0.display())]
     Vanished(PathBuf),
-    /// Another file has its name.
-    #[error("cannot go on with {}: it was replaced by another file since the snapshot; put the old one back", .0.display())]
+    /// Another file has the path.
+    #[error("cannot continue with {}: it was replaced by another file since the snapshot; put the old one back", .0.display())]
     Replaced(PathBuf),
     /// The file belongs to another user.
-    #[error("cannot go on with {}: it belonged to user {then} at the snapshot and belongs to user {now}; give it back (chown), or put the old one back", path.display())]
+    #[error("cannot continue with {}: it belonged to user {then} at the snapshot and belongs to user {now}; restore its owner (chown), or put the old one back", path.display())]
     Owner {
         /// The file.
         path: PathBuf,
@@ -28,7 +28,7 @@ pub enum RewindError {
         now: u32,
     },
     /// The file has fewer bytes than at the snapshot.
-    #[error("cannot go on with {}: it shrank from {then} to {now} bytes since the snapshot; put the old content back", path.display())]
+    #[error("cannot continue with {}: it shrank from {then} to {now} bytes since the snapshot; put the old content back", path.display())]
     Shrank {
         /// The file.
         path: PathBuf,
@@ -37,8 +37,8 @@ pub enum RewindError {
         /// Current bytes.
         now: u64,
     },
-    /// The first bytes are not those of the snapshot.
-    #[error("cannot go on with {}: its first {bytes} bytes are not those of the snapshot; put the old content back, or accept it as it is with files.on_lost = \"warn\"", path.display())]
+    /// The content before the job's position differs from the snapshot.
+    #[error("cannot continue with {}: its first {bytes} bytes differ from the snapshot; put the old content back, or accept the file with files.on_lost = \"warn\"", path.display())]
     OtherBytes {
         /// The file.
         path: PathBuf,
@@ -46,7 +46,7 @@ pub enum RewindError {
         bytes: u64,
     },
     /// A file that receives the job's output has fewer bytes than at the snapshot.
-    #[error("cannot go on with {}, which the job's output goes to: it shrank from {then} to {now} bytes since the snapshot, and what is missing is not in the store's aside/; put the old content back, or accept it as it is with files.on_lost = \"warn\"", path.display())]
+    #[error("cannot continue with {}, which receives the job's output: it shrank from {then} to {now} bytes since the snapshot, and the missing part is not in the store's aside/; put the old content back, or accept the file with files.on_lost = \"warn\"", path.display())]
     ShortOutput {
         /// The file.
         path: PathBuf,
@@ -56,7 +56,7 @@ pub enum RewindError {
         now: u64,
     },
     /// A file that the job only reads has changed.
-    #[error("cannot go on with {}: the job reads it, and it changed since the snapshot ({then} bytes then, {now} now); put the old one back", path.display())]
+    #[error("cannot continue with {}: the job reads it, and it changed since the snapshot ({then} bytes then, {now} now); put the old one back", path.display())]
     Changed {
         /// The file.
         path: PathBuf,
@@ -65,12 +65,12 @@ pub enum RewindError {
         /// Current bytes.
         now: u64,
     },
-    /// The disk for the data saved aside is full. Every file is unchanged.
-    #[error("cannot keep aside the end of {}: the disk of {} is full; the job's files are as they were, free space there and run the same line again", path.display(), folder.display())]
+    /// The disk for saved data is full. Every file is unchanged.
+    #[error("cannot save the end of {} aside: the disk of {} is full; the job's files are unchanged; free space there and run the same line again", path.display(), folder.display())]
     NoRoom {
         /// The job's file.
         path: PathBuf,
-        /// The folder on the disk that is full.
+        /// Folder on the full disk.
         folder: PathBuf,
         /// The disk's error.
         #[source]

@@ -1,8 +1,8 @@
-//! The comparison of what restored tasks have open, mapped and for folders with what was at these paths before CRIU
-//! opened them.
+//! Check that restored tasks have the expected files open.
 //!
-//! Another user who can write to a folder on the way may put another file in the place of the job's at any moment. What
-//! is at such a path is noted, and its owner compared with the image's, before CRIU starts; before the first task runs,
+//! A user with write access to a folder on the way to a file can replace the file at any moment. Before CRIU starts,
+//! the files at such paths are recorded, and their owners compared with the image. Before the first task runs, the
+//! recorded files are compared with those that CRIU has opened: open files, mappings, working directories and roots.
 //! each is compared with what CRIU has opened.
 
 use std::collections::{HashMap, HashSet};
@@ -21,47 +21,47 @@ use crate::job::nodes::{Borrower, Node, is_socket};
 use crate::job::tree::{self, Process};
 use crate::safe_path::{Spot, Way};
 
-/// Folders of the kernel's, in which no user makes names.
+/// Kernel file systems, in which no user creates names.
 const KERNELS_OWN: [&str; 2] = ["/proc", "/sys"];
 
-/// A reason why restored tasks must not run.
+/// Reasons why restored tasks must not run.
 #[derive(Debug, thiserror::Error)]
 pub enum LandedError {
-    /// Another user's file is in the place of the job's.
-    #[error("cannot open {} for the job: it belongs to user {now} now, and belonged to user {then}; put back what was there", path.display())]
+    /// Another user's file replaces the job's file.
+    #[error("cannot open {} for the job: it belongs to user {now} now, and belonged to user {then} at the snapshot; put the old one back", path.display())]
     Owner {
         /// The path.
         path: PathBuf,
         /// Owner at the snapshot.
         then: u32,
-        /// Present owner.
+        /// Current owner.
         now: u32,
     },
-    /// A link was put in the way.
-    #[error("cannot open {} for the job: a link is on the way to it that another user than root can have made; put the folder itself there, or mount it there", .0.display())]
+    /// The path contains a link that another user can have created.
+    #[error("cannot open {} for the job: its path contains a link that another user than root can have created; put the folder itself there, or mount it there", .0.display())]
     Link(PathBuf),
     /// A path could not be inspected.
     #[error("cannot inspect {}, which the job needs", .0.display())]
     Inspect(PathBuf, #[source] io::Error),
-    /// A task has another file.
-    #[error("process {pid} was given another file than the job's for {}: somebody has exchanged it while it was opened; the process was killed before it ran", path.display())]
+    /// A task has a different file open.
+    #[error("process {pid} received another file than the job's for {}: the file was replaced while it was opened; the process was killed before it ran", path.display())]
     Exchanged {
         /// Pid as the job sees it.
         pid: i32,
-        /// The path that the task has.
+        /// The path of the task's file.
         path: PathBuf,
     },
-    /// A process could not be read.
-    #[error("cannot inspect process {0}, which was restored")]
+    /// A process cannot be inspected.
+    #[error("cannot inspect the restored process {0}")]
     Process(i32, #[source] io::Error),
 }
 
-/// What CRIU is to find at the paths of an image.
+/// Files that CRIU is expected to open for an image.
 #[derive(Debug)]
 pub struct Expected {
     /// All paths of the image.
     known: HashSet<PathBuf>,
-    /// Device and inode of those that another user can lead elsewhere.
+    /// Device and inode of the files that another user can replace.
     watched: HashMap<PathBuf, (u64, u64)>,
     /// ckpt-run's own folders.
     ours: Vec<PathBuf>,
@@ -69,11 +69,11 @@ pub struct Expected {
 }
 
 impl Expected {
-    /// Notes what is at the paths of an image whose processes belong to `users`. Returns `None` where nobody but root and
-    /// this process's user can lead CRIU elsewhere.
+    /// Records the files at the paths of an image whose processes belong to `users`. Returns `None` if only root and
+    /// this process's user can replace files there.
     ///
     /// # Errors
-    /// A path leads through a link of another user's, or to another user's file.
+    /// A path contains a link of another user, or leads to another user's file.
     pub fn note(
         users: &[u32],
         files: &[OpenFile],
@@ -122,7 +122,7 @@ impl Expected {
                 })
             }
         };
-        // What is not there, CRIU reports.
+        // CRIU reports missing files.
         let Some(way) = way else { return Ok(()) };
         self.has_link |= way.has_link();
         if way.is_ours_to(Path::new(name)) {
@@ -147,13 +147,13 @@ impl Expected {
         Ok(())
     }
 
-    /// Returns true if no path of the image leads through a link: then CRIU needs to follow none.
+    /// Returns true if no path of the image contains a link. CRIU need not follow any then.
     #[must_use]
     pub fn needs_no_links(&self) -> bool {
         !self.has_link
     }
 
-    /// Compares what the restored tasks have with what was noted.
+    /// Compares the files of the restored tasks with the recorded ones.
     ///
     /// # Errors
     /// The first difference.
@@ -187,7 +187,7 @@ impl Expected {
         let maps = tree::maps(pid).map_err(|error| failed(io::Error::other(error)))?;
         let mut seen = HashSet::new();
         for map in maps {
-            // A name that has other bytes than UTF-8 is looked at under its own.
+            // A name with invalid UTF-8 is checked through its link in `/proc`.
             if let MMapPath::Path(path) = map.pathname
                 && seen.insert(path)
             {
@@ -197,7 +197,7 @@ impl Expected {
         Ok(())
     }
 
-    /// Checks the folder in which the file of a socket was made.
+    /// Checks the folder in which a socket's file was created.
     fn check_socket(&self, process: &Process, path: PathBuf) -> Result<(), LandedError> {
         let is_right = path.parent().is_none_or(|folder| {
             folder.parent().is_none()
@@ -207,7 +207,7 @@ impl Expected {
         if is_right {
             return Ok(());
         }
-        // It was made for the job by CRIU, as root.
+        // CRIU has created it for the job, as root.
         let _ = Spot::of(&path).and_then(|spot| fs::remove_file(spot.path()));
         Err(LandedError::Exchanged {
             pid: process.pid,
@@ -218,13 +218,13 @@ impl Expected {
     fn check_link(&self, process: &Process, link: &Path) -> Result<(), LandedError> {
         match fs::read_link(link) {
             Ok(target) => self.check_target(process, link, target),
-            // A mapping that is none of a file.
+            // The mapping is not of a file.
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             Err(error) => Err(LandedError::Process(process.pid, error)),
         }
     }
 
-    /// Checks what a link in `/proc` leads to, which names itself `path`.
+    /// Checks the file that a link in `/proc` leads to, whose path is `path`.
     fn check_target(
         &self,
         process: &Process,
@@ -248,7 +248,7 @@ impl Expected {
         let found = found.map_err(|error| LandedError::Process(process.pid, error))?;
         let is_right = match wanted {
             Some(wanted) => *wanted == identity(&found) || is_of_layer(link, &path, &found),
-            // Devices and sockets have no content, and are no paths of the image.
+            // Devices and sockets have no content and are not among the image's paths.
             None => !(found.is_file() || found.is_dir() || found.file_type().is_fifo()),
         };
         if is_right {
@@ -261,7 +261,7 @@ impl Expected {
     }
 }
 
-/// Returns true for a mapping of a file on an overlay: it shows the file of the layer below, with another device.
+/// Returns true for a mapping of a file on an overlay: the kernel shows the file of the layer below, on another device.
 fn is_of_layer(link: &Path, path: &Path, found: &Metadata) -> bool {
     let is_mapping = link
         .parent()
@@ -297,7 +297,7 @@ mod tests {
     use nix::sys::wait::{WaitPidFlag, waitpid};
     use nix::unistd::Pid;
 
-    /// A process that has the file open, in a folder where every user may rename.
+    /// Runs `act` with a process that has a file open, in a folder where every user may rename.
     fn scene(act: impl FnOnce(&Path, &Expected, &[Process])) {
         let place = tempfile::tempdir().unwrap();
         fs::set_permissions(place.path(), Permissions::from_mode(0o777)).unwrap();
@@ -327,10 +327,10 @@ mod tests {
     }
 
     #[test]
-    fn what_was_noted_passes_and_another_file_does_not() {
+    fn recorded_files_pass_and_another_file_fails() {
         scene(|path, expected, processes| {
             expected.check(processes).unwrap();
-            assert_eq!(expected.watched.len(), 1, "only what others can exchange");
+            assert_eq!(expected.watched.len(), 1, "only replaceable files");
             let mut other = Expected {
                 known: expected.known.clone(),
                 watched: HashMap::new(),

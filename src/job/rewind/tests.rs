@@ -1,4 +1,4 @@
-//! Tests of the plan for files, on real ones.
+//! Tests of the plan for files, with real files.
 
 use super::*;
 
@@ -62,7 +62,7 @@ fn a_file_the_job_reads_back_gets_its_old_content() {
     };
     let kept = restore();
     assert_eq!(fs::read_to_string(&state).unwrap(), "0001");
-    // The content may be another program's, or that of a new file of that name.
+    // The content may be another program's, or that of a new file at the same path.
     assert_eq!(fs::read_to_string(&kept[0].kept).unwrap(), "0002+");
     let other = folder.path().join("other");
     fs::write(&other, "precious").unwrap();
@@ -73,7 +73,7 @@ fn a_file_the_job_reads_back_gets_its_old_content() {
 }
 
 #[test]
-fn a_file_that_others_own_now_is_named_and_not_touched() {
+fn a_file_with_another_owner_is_refused_and_unchanged() {
     let folder = tempfile::tempdir().unwrap();
     let state = folder.path().join("state");
     fs::write(&state, "0001").unwrap();
@@ -88,7 +88,7 @@ fn a_file_that_others_own_now_is_named_and_not_touched() {
 }
 
 #[test]
-fn what_is_kept_aside_has_a_name_that_fits_and_its_holes() {
+fn saved_data_has_a_name_within_the_limit_and_its_holes() {
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("é".repeat(127));
     fs::write(&log, "abc").unwrap();
@@ -111,7 +111,7 @@ fn what_is_kept_aside_has_a_name_that_fits_and_its_holes() {
 }
 
 #[test]
-fn a_file_that_shrank_vanished_or_was_replaced_is_named_and_nothing_is_touched() {
+fn a_shrunk_missing_or_replaced_file_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let (grown, bad) = (folder.path().join("grown"), folder.path().join("bad"));
     fs::write(&grown, "a").unwrap();
@@ -145,7 +145,7 @@ fn a_file_that_shrank_vanished_or_was_replaced_is_named_and_nothing_is_touched()
 }
 
 #[test]
-fn a_copy_of_a_log_is_the_log_and_what_others_wrote_in_its_place_is_not() {
+fn a_copy_of_a_log_is_accepted_and_other_content_is_not() {
     let folder = tempfile::tempdir().unwrap();
     let (log, other) = (folder.path().join("log"), folder.path().join("other"));
     let first = "one\n".repeat(1024);
@@ -188,7 +188,7 @@ fn a_copy_of_a_log_is_the_log_and_what_others_wrote_in_its_place_is_not() {
     }
 
     replace(&(first.clone() + "two\n"));
-    // An image from before the introduction of samples.
+    // An image made before samples were introduced.
     let unsampled = OpenFile {
         sample: None,
         ..file.clone()
@@ -208,7 +208,7 @@ fn a_copy_of_a_log_is_the_log_and_what_others_wrote_in_its_place_is_not() {
 }
 
 #[test]
-fn a_short_log_whose_bytes_changed_is_refused_and_no_copy_of_it_is_it() {
+fn a_short_log_with_other_bytes_and_its_copy_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("log");
     fs::write(&log, "one\n").unwrap();
@@ -270,7 +270,7 @@ fn an_unchanged_file_needs_no_step() {
 }
 
 #[test]
-fn what_was_never_written_takes_no_memory_when_it_comes_back() {
+fn holes_of_a_restored_file_take_no_memory() {
     let folder = tempfile::tempdir_in("/dev/shm").unwrap();
     let path = folder.path().join("segment");
     let mut content = vec![0; 9 * 4096 + 100];

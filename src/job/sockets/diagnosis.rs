@@ -1,5 +1,5 @@
-//! The kernel's socket diagnosis: lists TCP sockets and destroys them, over netlink (`sock_diag(7)`; destroying since
-//! Linux 4.5, with `CONFIG_INET_DIAG_DESTROY`). This module knows nothing of jobs.
+//! Client of the kernel's socket diagnosis: lists and destroys TCP sockets over netlink (`sock_diag(7)`; destroying
+//! since Linux 4.5, with `CONFIG_INET_DIAG_DESTROY`). This module does not depend on jobs.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -21,7 +21,7 @@ pub(super) const HEADER_BYTES: usize = 16;
 pub(super) const ID_BYTES: usize = 48;
 /// Size of `struct inet_diag_msg`.
 pub(super) const REPORT_BYTES: usize = 72;
-/// Size of the receive buffer: the kernel fills at most 32 KiB per datagram of a dump.
+/// Size of the receive buffer. The kernel sends at most 32 KiB per datagram of a dump.
 const ANSWER_BYTES: usize = 64 << 10;
 const TIME_WAIT: u8 = 6;
 /// `IPPROTO_TCP`, as a byte of a request.
@@ -32,12 +32,12 @@ const TCP: u8 = 6;
 pub(super) enum Which {
     /// Sockets that a process has closed.
     Closed,
-    /// Sockets at one end of a connection.
+    /// Connected sockets.
     Connected,
 }
 
 impl Which {
-    /// Returns bits of `tcp_states.h`.
+    /// Returns a bit mask of the states in `tcp_states.h`.
     fn states(self) -> u32 {
         match self {
             // FIN_WAIT1, FIN_WAIT2, LAST_ACK, CLOSING
@@ -51,11 +51,11 @@ impl Which {
 /// A socket that the kernel lists.
 pub(in crate::job) struct Found {
     pub(super) family: u8,
-    /// The kernel's `inet_diag_sockid` with its cookie, which identifies this socket and no later one.
+    /// The kernel's `inet_diag_sockid`. Its cookie distinguishes this socket from later ones.
     pub(super) id: [u8; ID_BYTES],
     pub(super) local: SocketAddr,
     pub(super) remote: SocketAddr,
-    /// True in `TIME_WAIT`.
+    /// True in state `TIME_WAIT`.
     pub(super) waits: bool,
     /// True if a process has it open.
     pub(super) owned: bool,
@@ -105,14 +105,14 @@ impl Diagnosis {
         }
     }
 
-    /// Destroys a socket; its owner, if there is one, finds the connection aborted. A socket that is gone is no error.
+    /// Destroys a socket. An owner receives an error for an aborted connection. A missing socket is not an error.
     pub(super) fn destroy(&self, found: &Found) -> io::Result<()> {
         self.ask(SOCK_DESTROY, libc::NLM_F_ACK, found.family, 0, &found.id)?;
         let mut buffer = vec![0; ANSWER_BYTES];
         let got = recv(self.0.as_raw_fd(), &mut buffer, MsgFlags::empty())?;
         match next_message(&mut &buffer[..got]) {
             Some((_, body)) => match refused(body) {
-                // The socket was closed by itself.
+                // The socket has disappeared meanwhile.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
                 other => other,
             },

@@ -1,4 +1,4 @@
-//! Sockets and network devices of kinds that CRIU cannot dump, found by what the kernel calls them.
+//! Sockets and network devices that CRIU cannot dump, identified by their kernel names.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -8,7 +8,7 @@ use procfs::process::Process as ProcessEntry;
 use crate::job::descriptors::Descriptors;
 use crate::job::obstacles::{Finding, Obstacle};
 
-/// Names of the protocols that CRIU knows (`struct proto` of Linux 4.10 to 6.18).
+/// Names of the protocols that CRIU supports (`struct proto` of Linux 4.10 to 6.18).
 const KNOWN: [&str; 14] = [
     "TCP",
     "TCPv6",
@@ -27,12 +27,12 @@ const KNOWN: [&str; 14] = [
 ];
 /// Extended attribute with the name of a socket's protocol (`sockfs`).
 const PROTOCOL: &str = "system.sockprotoname";
-/// Limit on such a name: `proto.name` has 32 bytes.
+/// Limit on such a name. `proto.name` has 32 bytes.
 const NAME_BYTES_MAX: usize = 64;
-/// Device of tun and tap descriptors.
+/// Device file of tun and tap descriptors.
 const TUN: &str = "/dev/net/tun";
 
-/// Looks for a descriptor that CRIU cannot dump. A process or descriptor that goes meanwhile has none.
+/// Searches for a descriptor that CRIU cannot dump. A process or descriptor that disappears meanwhile is skipped.
 pub(in crate::job) fn find_unknown_kind(open: &[Descriptors]) -> Option<Obstacle> {
     let mut seen = HashSet::new();
     for Descriptors { process, all } in open {
@@ -73,11 +73,11 @@ fn remedy(kind: &str) -> &'static str {
     }
 }
 
-/// Returns the inodes of the UDP sockets that have data which was not sent.
+/// Returns the inodes of UDP sockets with unsent data.
 pub(super) fn unsent_datagrams(pid: i32) -> procfs::ProcResult<HashSet<u64>> {
     let process = ProcessEntry::new(pid)?;
     let mut entries = process.udp()?;
-    // A kernel without IPv6 has no such file.
+    // The file is missing in a kernel without IPv6.
     entries.extend(process.udp6().unwrap_or_default());
     let unsent = entries.into_iter().filter(|entry| entry.tx_queue > 0);
     Ok(unsent.map(|entry| entry.inode).collect())

@@ -1,9 +1,9 @@
-//! Rules of nftables that discard the packets of given TCP connections, over netlink (`linux/netfilter/nf_tables.h`).
-//! This module knows nothing of jobs.
+//! Rules of nftables that drop packets of given TCP connections, set over netlink (`linux/netfilter/nf_tables.h`). This
+//! module does not depend on jobs.
 //!
-//! Only packets that arrive are discarded: a socket treats its discarded packet as lost in the network and sends it
-//! again later. The kernel removes the rules when their netlink socket is closed (`NFT_TABLE_F_OWNER`, Linux 5.12),
-//! at the latest when this process ends.
+//! Only incoming packets are dropped. A sending socket treats a dropped packet as lost in the network and retransmits
+//! it. The kernel removes the rules when their netlink socket is closed (`NFT_TABLE_F_OWNER`, Linux 5.12), at the
+//! latest when this process exits.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -18,15 +18,15 @@ use nix::sys::socket::{
 
 use super::diagnosis::{HEADER_BYTES, next_message, refused};
 
-/// Mark of packets that CRIU makes itself (`SOCCR_MARK`), such as the end of a restored half of a connection.
+/// Mark of packets that CRIU sends (`SOCCR_MARK`), such as those that close a half-restored connection.
 const CRIU_MARK: u32 = 0xC114;
-/// Limit on the connections of one message: an attribute has at most 64 KiB.
+/// Limit on the connections in one message, because an attribute has at most 64 KiB.
 const CONNECTIONS_MAX: usize = 1000;
-/// Size of the receive buffer: acknowledgements quote the head of a message only (`NETLINK_CAP_ACK` is not needed, as
-/// a refused message is not larger than this).
+/// Size of the receive buffer. An error message quotes the refused message, which is smaller. Acknowledgements quote
+/// only its header, so `NETLINK_CAP_ACK` is not needed.
 const ANSWER_BYTES: usize = 256 << 10;
 
-/// Subsystem of nftables in netlink message types, and its messages.
+/// Subsystem of nftables in netlink message types, and its message types.
 const NFTABLES: u16 = 10;
 const NEW_TABLE: u16 = NFTABLES << 8;
 const NEW_CHAIN: u16 = NFTABLES << 8 | 3;
@@ -41,11 +41,11 @@ const FAMILY: u8 = 1;
 const OWNED: u32 = 2;
 /// `NF_INET_LOCAL_IN`: packets for this machine.
 const ARRIVING: u32 = 1;
-/// First of the registers of four bytes (`NFT_REG32_00`).
+/// First register of four bytes (`NFT_REG32_00`).
 const REGISTER: u32 = 8;
 const CHAIN: &str = "arriving";
 
-/// An IP version: name of its set, `NFPROTO_…`, offsets of both addresses in the packet and their size.
+/// IP version: name of its set, `NFPROTO_…`, offsets of both addresses in the packet, and address size.
 struct Version {
     set: &'static str,
     protocol: u8,
@@ -74,17 +74,17 @@ impl Version {
     }
 }
 
-/// Rules in force. They are removed when the value is dropped.
+/// Active rules. They are removed when the value is dropped.
 #[derive(Debug)]
 pub(crate) struct PacketLock {
     _netlink: OwnedFd,
 }
 
 impl PacketLock {
-    /// Discards the packets that arrive between these addresses, in both directions.
+    /// Drops incoming packets between these addresses, in both directions.
     ///
     /// # Errors
-    /// The kernel refuses, for lack of `CAP_NET_ADMIN` or of nftables; nothing is discarded then.
+    /// The kernel refuses, because `CAP_NET_ADMIN` or nftables is missing. No packets are dropped then.
     pub fn set(connections: &[(SocketAddr, SocketAddr)]) -> io::Result<Self> {
         let netlink = socket(
             AddressFamily::Netlink,
@@ -107,26 +107,26 @@ impl PacketLock {
                 transact(&netlink, &[elements(&table, version, keys)])?;
             }
         }
-        // In force from here on, all at once.
+        // All rules become active at once.
         transact(&netlink, &rules(&table))?;
         Ok(Self { _netlink: netlink })
     }
 }
 
-/// Returns a name that no other table has; users see it in `nft list ruleset`.
+/// Returns a unique table name, which users see in `nft list ruleset`.
 fn table_name() -> String {
     static SERIAL: AtomicU32 = AtomicU32::new(0);
     let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
     format!("ckpt-run-{}-{serial}", std::process::id())
 }
 
-/// A message: its type and its attributes.
+/// Type and attributes of a message.
 type Message = (u16, Vec<u8>);
 
 fn tables(table: &str) -> Vec<Message> {
     let mut messages = vec![(NEW_TABLE, [text(1, table), number(2, OWNED)].concat())];
     for (id, version) in (1..).zip(&VERSIONS) {
-        // The type of the keys is for users' tools only.
+        // Only users' tools need the type of the keys.
         let set = [
             text(1, table),
             text(2, version.set),
@@ -149,7 +149,7 @@ fn elements(table: &str, version: &Version, keys: &[&(SocketAddr, SocketAddr)]) 
     (NEW_ELEMENTS, body.concat())
 }
 
-/// Returns an end of a connection as it lies in the registers.
+/// Returns an end of a connection in the layout of the registers.
 fn end(address: &SocketAddr) -> Vec<u8> {
     let mut bytes = match address.ip() {
         IpAddr::V4(ip) => ip.octets().to_vec(),
@@ -180,7 +180,7 @@ fn rules(table: &str) -> Vec<Message> {
     messages
 }
 
-/// Returns the expressions of a rule: TCP of this version, not of CRIU, with addresses of the set → discard.
+/// Returns the expressions of a rule: TCP of this version, not from CRIU, with addresses in the set → drop.
 fn expressions(version: &Version) -> Vec<u8> {
     let port_of_remote = REGISTER + version.size / 4;
     let local = port_of_remote + 1;
@@ -195,7 +195,7 @@ fn expressions(version: &Version) -> Vec<u8> {
         compare(0, &tcp),
         meta(3),
         compare(1, &CRIU_MARK.to_ne_bytes()),
-        // Of the network header, of the transport header.
+        // Network header, transport header.
         payload(REGISTER, 1, version.offsets[0], version.size),
         payload(port_of_remote, 2, 0, 2),
         payload(local, 1, version.offsets[1], version.size),
@@ -241,7 +241,7 @@ fn number(kind: u16, value: u32) -> Vec<u8> {
     attribute(kind, &value.to_be_bytes())
 }
 
-/// Returns a netlink attribute. Its content is far below 64 KiB (see [`CONNECTIONS_MAX`]).
+/// Returns a netlink attribute. Its content must be below 64 KiB (see [`CONNECTIONS_MAX`]).
 fn attribute(kind: u16, content: &[u8]) -> Vec<u8> {
     let length = u16::try_from(4 + content.len()).unwrap_or(u16::MAX);
     let mut bytes = [&length.to_ne_bytes()[..], &kind.to_ne_bytes(), content].concat();
@@ -249,7 +249,7 @@ fn attribute(kind: u16, content: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Sends messages that take effect together, and waits for the kernel's verdict.
+/// Sends messages as one transaction, and waits for the kernel's answer.
 fn transact(netlink: &OwnedFd, messages: &[Message]) -> io::Result<()> {
     let request = libc::NLM_F_REQUEST;
     let change = request | libc::NLM_F_CREATE | libc::NLM_F_ACK;
@@ -299,7 +299,7 @@ mod tests {
 
     use super::*;
 
-    /// Both ends of a connection, and its addresses.
+    /// Returns both ends of a connection, and its addresses.
     fn connected(address: &str) -> (TcpStream, TcpStream, (SocketAddr, SocketAddr)) {
         let listener = TcpListener::bind(address).unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -332,7 +332,7 @@ mod tests {
                 reader.set_nonblocking(false).unwrap();
             }
             drop(lock);
-            // Sent again by the kernel.
+            // The kernel retransmits the data.
             for reader in [&mut held, &mut held_end] {
                 reader
                     .set_read_timeout(Some(Duration::from_secs(30)))

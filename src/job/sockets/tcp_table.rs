@@ -1,4 +1,4 @@
-//! The kernel's TCP sockets and the processes of the job that have them open: what of it an image can hold.
+//! The kernel's TCP sockets and their owners among the job's processes, and the parts that an image can contain.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -15,9 +15,9 @@ use crate::job::Process;
 use crate::job::descriptors::{Descriptor, Descriptors};
 use crate::job::obstacles::{Finding, Obstacle};
 
-/// Limit on the looks for datagrams that a network device still holds.
+/// Limit on the checks for datagrams that a network device still holds.
 const LOOKS_MAX: u32 = 5;
-/// Interval between them.
+/// Interval between two checks.
 const LOOK_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Both ends of a connection: local, remote.
@@ -25,7 +25,7 @@ type Ends = (SocketAddr, SocketAddr);
 
 /// The kernel's TCP sockets.
 pub(super) struct TcpTable {
-    /// Sockets with a connection, or what is left of one.
+    /// Sockets with a connection, or the rest of one.
     connected: HashMap<Ends, TcpNetEntry>,
     /// Listening sockets of the job.
     listening: Vec<(SocketAddr, TcpNetEntry)>,
@@ -67,7 +67,7 @@ impl TcpTable {
         }
     }
 
-    /// Makes the job have only these sockets.
+    /// Restricts the job to these sockets.
     #[cfg(test)]
     pub fn keep_owners(&mut self, inodes: &[u64]) {
         self.owners.retain(|inode, _| inodes.contains(inode));
@@ -79,14 +79,14 @@ impl TcpTable {
         self.owners.get(&entry.inode)
     }
 
-    /// Returns the job's ends of connections, with the socket at the other end if it is of this machine.
+    /// Returns the job's ends of connections, each with the socket at the other end if that is on this machine.
     fn ends(&self) -> impl Iterator<Item = (&Ends, &TcpNetEntry, Option<&TcpNetEntry>)> {
         let owned = self.connected.iter();
         let owned = owned.filter(|(_, entry)| self.owner(entry).is_some());
         owned.map(|(ends, entry)| (ends, entry, self.connected.get(&(ends.1, ends.0))))
     }
 
-    /// Returns the facts of the job's sockets.
+    /// Returns the facts about the job's sockets.
     pub fn sockets(&self) -> Sockets {
         let mut sockets = Sockets {
             listening: self.listening.iter().map(|(local, _)| *local).collect(),
@@ -104,7 +104,7 @@ impl TcpTable {
                 sockets.connections.push((local, remote));
             } else if !stays_here || is_open(&entry.state) {
                 sockets.outside.push((local, remote));
-                // Reset at this moment, or the other end is behind a translation of addresses.
+                // The connection is being reset, or the other end is behind address translation.
                 let is_lost = entry.state == TcpState::Established
                     && !self.connected.contains_key(&(remote, local));
                 sockets.half_closed += usize::from(stays_here && is_lost);
@@ -118,8 +118,8 @@ impl TcpTable {
         sockets
     }
 
-    /// Looks for a connection within the job whose other end is a socket that no process has open, and that is of
-    /// consequence. CRIU cannot dump such a socket.
+    /// Searches for a connection within the job whose other end is closed by all processes but still has an effect.
+    /// CRIU cannot dump such a socket.
     pub fn check_other_ends(&self) -> Result<(), Obstacle> {
         for (&(local, remote), entry, other) in self.ends() {
             let (Some(process), Some(other)) = (self.owner(entry), other) else {
@@ -128,8 +128,8 @@ impl TcpTable {
             if other.inode != 0 {
                 continue;
             }
-            // Ends that another program has closed cannot be told from those that the job has closed. Those of a program
-            // that the job connected to do not matter here.
+            // Ends closed by another program cannot be distinguished from those closed by the job. Ends of a program
+            // that the job connected to are irrelevant here.
             match other.state {
                 TcpState::Established | TcpState::SynRecv | TcpState::CloseWait
                     if self.listens(&remote) =>
@@ -149,7 +149,7 @@ impl TcpTable {
         Ok(())
     }
 
-    /// Looks for data in a UDP socket of the job that was not sent. What a network device still holds goes soon.
+    /// Searches for a UDP socket of the job with unsent data. Data still held by a network device is sent soon.
     pub fn check_datagrams(&self, open: &[Descriptors]) -> Result<(), SocketsError> {
         let Some(first) = open.first().filter(|_| !self.owners.is_empty()) else {
             return Ok(());
@@ -173,7 +173,7 @@ impl TcpTable {
         self.listening.iter().any(|(one, _)| covers(one, local))
     }
 
-    /// Looks for a connection from another program that the job has not accepted.
+    /// Searches for a connection from another program that the job has not accepted.
     pub fn check_backlog(&self) -> Result<(), Obstacle> {
         let waits = self.listening.iter().find(|(_, entry)| entry.rx_queue > 0);
         let Some((local, entry)) = waits else {
@@ -185,13 +185,13 @@ impl TcpTable {
     }
 }
 
-/// Returns true if the kernel sends nothing by itself at this end, and a restore of it sends nothing: all data was
-/// received, and both directions are open.
+/// Returns true if the kernel sends nothing more at this end, and a restore of it sends nothing: all data was received,
+/// and both directions are open.
 fn is_settled(entry: &TcpNetEntry) -> bool {
     entry.state == TcpState::Established && entry.tx_queue == 0
 }
 
-/// Returns true if the other end has not been closed.
+/// Returns true if the other end is open.
 fn is_open(state: &TcpState) -> bool {
     matches!(
         state,
@@ -204,7 +204,7 @@ fn entries(pid: i32) -> Result<Vec<TcpNetEntry>, ProcError> {
     let mut entries = process.tcp()?;
     match process.tcp6() {
         Ok(more) => entries.extend(more),
-        // The kernel has no IPv6.
+        // The kernel has no IPv6 support.
         Err(ProcError::NotFound(_)) => {}
         Err(error) => return Err(error),
     }

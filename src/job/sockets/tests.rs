@@ -1,4 +1,4 @@
-//! Tests of the sockets, on real connections.
+//! Tests of the sockets, with real connections.
 
 use super::diagnosis::{ID_BYTES, REPORT_BYTES};
 use super::*;
@@ -21,7 +21,7 @@ fn me() -> Process {
     }
 }
 
-/// The table as of a job that has only these sockets.
+/// Returns the table of a job that has only these sockets.
 fn table(sockets: &[&dyn AsRawFd]) -> TcpTable {
     let open = Descriptors::of(me().host_pid).unwrap();
     let mut table = TcpTable::read(&[open]).unwrap();
@@ -60,7 +60,7 @@ fn only_connections_with_both_ends_inside_are_recorded() {
 }
 
 #[test]
-fn data_on_its_way_and_closed_directions_are_unsettled() {
+fn data_in_transit_and_closed_directions_are_unsettled() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let at = listener.local_addr().unwrap();
     let mut full = TcpStream::connect(at).unwrap();
@@ -79,7 +79,7 @@ fn data_on_its_way_and_closed_directions_are_unsettled() {
 }
 
 #[test]
-fn a_connection_that_waits_in_a_listener_is_found() {
+fn a_connection_pending_in_a_listener_is_found() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let at = listener.local_addr().unwrap();
     let client = TcpStream::connect(at).unwrap();
@@ -103,7 +103,7 @@ fn a_closed_end_matters_until_all_its_data_was_received() {
     server.set_nonblocking(true).unwrap();
     while server.write(&[1; 16384]).is_ok() {}
     drop(server);
-    // Of another program.
+    // The connection belongs to another program.
     table(&[&client]).check_other_ends().unwrap();
     let error = table(&[&client, &listener]).check_other_ends().unwrap_err();
     assert!(matches!(error.finding, Finding::NotRead { .. }), "{error}");
@@ -112,7 +112,7 @@ fn a_closed_end_matters_until_all_its_data_was_received() {
 }
 
 #[test]
-fn a_connection_to_others_is_aborted_and_no_other_one() {
+fn only_a_connection_to_other_programs_is_aborted() {
     if !nix::unistd::geteuid().is_root() {
         eprintln!("SKIPPED: destroying sockets needs root");
         return;
@@ -134,7 +134,7 @@ fn a_connection_to_others_is_aborted_and_no_other_one() {
 }
 
 #[test]
-fn a_connection_to_the_jobs_own_listener_that_waits_is_inside() {
+fn a_connection_pending_in_the_jobs_own_listener_is_inside() {
     if !nix::unistd::geteuid().is_root() {
         eprintln!("SKIPPED: nftables needs root");
         return;
@@ -157,7 +157,7 @@ fn a_connection_to_the_jobs_own_listener_that_waits_is_inside() {
 }
 
 #[test]
-fn what_an_end_has_received_stays_when_the_other_one_was_reset() {
+fn received_data_survives_the_reset_of_the_other_end() {
     if !nix::unistd::geteuid().is_root() {
         eprintln!("SKIPPED: nftables needs root");
         return;
@@ -166,7 +166,7 @@ fn what_an_end_has_received_stays_when_the_other_one_was_reset() {
     let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let server = listener.accept().unwrap().0;
     let ends = (server.local_addr().unwrap(), server.peer_addr().unwrap());
-    // The server does not learn of it yet.
+    // The server is not notified yet.
     let _lock = PacketLock::set(&[ends]).unwrap();
     let reset = Sockets {
         outside: vec![(ends.1, ends.0)],
@@ -189,7 +189,7 @@ fn an_address_in_time_wait_is_free_again() {
     let mut client = TcpStream::connect(at).unwrap();
     let server = listener.accept().unwrap().0;
     let sockets = table(&[&listener, &client, &server]).sockets();
-    // The first end to close waits.
+    // The first end to close enters TIME_WAIT.
     drop(server);
     assert_eq!(client.read(&mut [0; 1]).unwrap(), 0);
     drop((client, listener));

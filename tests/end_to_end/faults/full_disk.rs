@@ -138,7 +138,7 @@ fn full_disk_for_cut_off_data_ends_the_run() {
         "the end of /",
         "/log: the disk of /",
         "/.ckpt-run/aside/000002-",
-        "is full; the job's files are as they were, free space there",
+        "is full; the job's files are unchanged; free space there",
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }

@@ -282,7 +282,7 @@ fn snapshot_waiting_for_another_job_is_reported() {
     told.expect("the lock is held");
     std::thread::scope(|scope| {
         let taken = scope.spawn(|| place.snapshot());
-        place.wait_for("err", "waiting for another job");
+        place.wait_for("err", "snapshot or restore of another job");
         drop(held.stdin.take());
         taken.join().expect("a snapshot");
     });

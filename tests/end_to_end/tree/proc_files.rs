@@ -60,7 +60,7 @@ fn a_proc_file_that_a_restore_would_not_find_is_named() {
             "'/proc/self/fdinfo/1'",
             "belongs to a descriptor",
         ),
-        ("/proc/", "'/proc/self'", "by a wrong name"),
+        ("/proc/", "'/proc/self'", "under a wrong name"),
     ] {
         let place = Place::new();
         let script = format!(

@@ -112,7 +112,10 @@ def finish():
     sender.send(b"sent"); assert receiver.recv(100) == b"begun, sent"
 hold(finish)
 "#;
-    refused_until_it_lets_go(script, &["(python3) has begun a datagram", "let it send"]);
+    refused_until_it_lets_go(
+        script,
+        &["(python3) has an unfinished datagram", "let it send"],
+    );
 }
 
 /// In a network namespace without one, CRIU does not start.
@@ -167,5 +170,8 @@ os.symlink("nowhere", "link")
 watch = libc.inotify_init(); assert libc.inotify_add_watch(watch, b"link", 0x2000004) > 0
 hold(lambda: os.close(watch))
 "#;
-    refused_until_it_lets_go(script, &["(python3) watches the link /", "/link itself"]);
+    refused_until_it_lets_go(
+        script,
+        &["(python3) watches the symbolic link /", "/link itself"],
+    );
 }

@@ -21,7 +21,7 @@ WATCH = {
     "included": '[files]\nwatch = "off"\ninclude = ["*"]\n',
 }
 # Refusals that name files and a remedy; all other failures of a restore are faults.
-REFUSED = re.compile(r"\b(put (it|them|the old one|the old content) back|give it back)")
+REFUSED = re.compile(r"\b(put (it|them|the old one|the old content) back|restore its owner)")
 POLL_SECONDS = 0.02
 VERB_SECONDS_MAX = 90
 
