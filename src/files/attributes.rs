@@ -1,4 +1,4 @@
-//! Extended attributes of files: access lists, capabilities, and what a user sets. Links of a path are not followed.
+//! Extended attributes of files: ACLs, capabilities, and user attributes. Symbolic links are not followed.
 
 use std::io;
 use std::path::Path;
@@ -7,14 +7,14 @@ use serde::de::{Deserialize, Deserializer, Error};
 
 use rustix::fs::{XattrFlags, lgetxattr, llistxattr, lremovexattr, lsetxattr};
 
-/// Prefixes of the names that belong to a file's content, not to the machine.
+/// Prefixes of the names of attributes that belong to a file's content, not to the machine.
 const KEPT: [&str; 3] = ["user.", "system.posix_acl_", "security.capability"];
-/// Longest list and longest value (`XATTR_LIST_MAX`, `XATTR_SIZE_MAX`).
+/// Largest size of the list and of a value (`XATTR_LIST_MAX`, `XATTR_SIZE_MAX`).
 const BYTES_MAX: usize = 64 << 10;
 
-/// Returns the attributes of a file; none where the file system has none.
+/// Returns the attributes of a file; empty if the file system does not support them.
 pub(super) fn of(path: &Path) -> Vec<(String, Vec<u8>)> {
-    // Nearly no file has more than an access list.
+    // Few files have more than an ACL.
     let mut few = [0; 256];
     let (mut many, list) = (Vec::new(), &mut few[..]);
     let list: &[u8] = match llistxattr(path, &mut *list) {
@@ -44,7 +44,7 @@ fn is_kept(name: &str) -> bool {
     KEPT.iter().any(|prefix| name.starts_with(prefix))
 }
 
-/// Reads attributes from an image; others than [`of`] returns are refused.
+/// Reads attributes from an image. Refuses attributes that [`of`] does not return.
 pub(super) fn checked<'de, D: Deserializer<'de>>(
     from: D,
 ) -> Result<Vec<(String, Vec<u8>)>, D::Error> {
@@ -54,13 +54,13 @@ pub(super) fn checked<'de, D: Deserializer<'de>>(
         .find(|(name, value)| !is_kept(name) || value.len() > BYTES_MAX);
     match wrong {
         Some((name, _)) => Err(D::Error::custom(format!(
-            "{name:?} is no attribute of a job's file"
+            "{name:?} is not an attribute of a job's file"
         ))),
         None => Ok(attributes),
     }
 }
 
-/// Makes the attributes of a file these.
+/// Sets the attributes of a file, and removes all others.
 pub(super) fn set(path: &Path, wanted: &[(String, Vec<u8>)]) -> io::Result<()> {
     let there = of(path);
     for (name, _) in &there {

@@ -8,12 +8,12 @@ use super::file_set::{Content, KeptFile, KeptFiles, Kind, TICK_NS, Writer};
 use super::patterns::Patterns;
 use super::record::Record;
 
-/// A path whose entry in the set is not the earlier one any more.
+/// A path whose file may differ from the earlier set.
 #[derive(Debug)]
 pub struct Changed {
     /// The path.
     pub path: PathBuf,
-    /// What is there; `None` when nothing is that can be kept.
+    /// The file at the path; `None` if there is no file that can be kept.
     pub file: Option<KeptFile>,
 }
 
@@ -31,20 +31,20 @@ impl Changed {
 pub struct OpenUse {
     /// True if every write goes to the end of the file.
     pub appends: bool,
-    /// True if the file is mapped, shared and writable, or in memory: its times do not show every change.
+    /// True if the file has a shared writable mapping or is in memory, so that its times do not show every change.
     pub is_mapped: bool,
 }
 
 /// The files that the job has open for writing.
 pub type OpenUses<'a> = HashMap<&'a Path, OpenUse>;
 
-/// What the job had changed by the time of a mark, shortly before it was frozen. What has no change on record since is as
-/// it is described here.
+/// Changes of the job's files up to a mark shortly before the freeze. Files without later changes on record are as
+/// described here.
 #[derive(Debug)]
 pub struct SoFar {
-    /// The record's time of the mark.
+    /// Time of the mark in the record.
     pub(super) time: usize,
-    /// What is at the paths; `None` when nothing is that can be kept. A file without content is looked at again.
+    /// Files by path; `None` if there is no file that can be kept. A file without content is inspected again.
     pub files: BTreeMap<PathBuf, Option<KeptFile>>,
 }
 
@@ -55,9 +55,9 @@ pub struct Look<'a> {
     pub record: &'a Record,
     /// The earlier set.
     pub earlier: &'a KeptFiles,
-    /// The record's time from which on changes are looked for: that of the earlier set, or of `so_far`.
+    /// Time in the record from which changes count: that of the earlier set, or of `so_far`.
     pub since: usize,
-    /// What is known of the changes before.
+    /// Changes found before the freeze.
     pub so_far: Option<&'a SoFar>,
     /// The files that the job has open for writing.
     pub open: &'a OpenUses<'a>,
@@ -65,18 +65,18 @@ pub struct Look<'a> {
     pub included: &'a Patterns,
     /// `files.exclude`.
     pub excluded: &'a Patterns,
-    /// Paths that a scan found changed; empty if all changes are on record.
+    /// Paths that a scan found changed; empty if the record is complete.
     pub scanned: &'a BTreeSet<PathBuf>,
 }
 
-/// Compares the job's files with an earlier set. Only what the record or the scan says was touched is looked at: the job
-/// is frozen meanwhile.
+/// Compares the job's files with an earlier set. Only files that the record or the scan reports as changed are
+/// inspected, because the job is frozen.
 #[must_use]
 pub fn changed_since(look: Look<'_>) -> Vec<Changed> {
     let touched = look.record.touched();
     let touched = touched.filter(|(_, touch)| touch.last >= look.since);
     let mut paths: BTreeSet<&Path> = touched.map(|(path, _)| path).collect();
-    // What was open may be closed by now, and the other way round; neither is a change on record.
+    // Files may have been opened or closed since. Neither is a change on record.
     let earlier = look.earlier.files.iter();
     paths.extend(earlier.filter_map(|(path, file)| file.is_unsettled().then_some(path.as_path())));
     paths.extend(look.open.keys().copied());
@@ -96,13 +96,13 @@ pub fn changed_since(look: Look<'_>) -> Vec<Changed> {
 }
 
 impl<'a> Look<'a> {
-    /// Returns true if anybody has changed the path since.
+    /// Returns true if any program has changed the path since.
     fn is_touched(self, path: &Path) -> bool {
         self.record.last_change(path) >= Some(self.since)
     }
 
-    /// Returns the file whose content was copied before the job was frozen, if it cannot have changed since: there is no
-    /// event, and no mapping, which gives none.
+    /// Returns the file whose content was copied before the freeze, if it cannot have changed since: no event was
+    /// recorded, and no mapping could change it without an event.
     fn copied(self, path: &Path) -> Option<&'a KeptFile> {
         let copied = self.so_far?.files.get(path)?.as_ref();
         let is_mapped = self.open.get(path).is_some_and(|open| open.is_mapped);
@@ -150,7 +150,7 @@ mod tests {
     use super::super::record_line::{JobChange, Line, append};
     use super::*;
 
-    /// Files of a job that were copied at time 1, and what is found when it is frozen.
+    /// Compares files of a job that were copied at time 1 with their state at the freeze.
     fn found(open: &[(&str, bool)], later: &[Line], place: &Path) -> Vec<(String, bool)> {
         let path = |name: &str| place.join(name);
         let record = place.join("record");
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn only_changes_after_the_copy_are_looked_at_again() {
+    fn only_changes_after_the_copy_are_inspected_again() {
         let place = tempfile::tempdir().unwrap();
         let path = place.path().join("b");
         let empty = || ("empty".to_owned(), false);
@@ -223,7 +223,7 @@ mod tests {
         ] {
             assert_eq!(found(&[], &[line]), [("b".to_owned(), false), empty()]);
         }
-        // Stores through a mapping are not on record.
+        // Writes through a mapping are not on record.
         let open = [("a", true), ("b", false)];
         let expected = [("a".to_owned(), false), ("b".to_owned(), true), empty()];
         assert_eq!(found(&open, &[]), expected);

@@ -1,4 +1,4 @@
-//! The description of what is at a path, for the set of an image.
+//! Description of the files at given paths, for the set of an image.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -8,25 +8,25 @@ use super::attributes;
 use super::file_set::{Content, KeptFile, Kind, Unkept, Writer, born_ns, changed_ns, modified_ns};
 use crate::safe_path::Spot;
 
-/// Describes one path after the other. The folder of the last one stays open for the next: most have the same.
+/// Describes one path after the other. The folder of the last path stays open, because the next path is often in it.
 #[derive(Debug, Default)]
 pub(super) struct Describer {
     last: Option<Spot>,
 }
 
 impl Describer {
-    /// Describes what is at a path; the content is still to be kept. `None` for sockets, named pipes and devices, and
-    /// where nothing is. `known` is an earlier description: where its time of change is the present one, it has the
-    /// present attributes.
+    /// Describes the file at a path. Its content is not kept yet. Returns `None` for sockets, named pipes and devices,
+    /// and if there is no file. `known` is an earlier description: if its change time is the current one, its
+    /// attributes are reused.
     pub fn describe(&mut self, path: &Path, known: Option<&KeptFile>) -> Option<KeptFile> {
-        // Whatever the job's user puts in the way: what is described is the job's.
+        // `Spot` is safe even if the job's user has put a link in the way.
         let spot = match self.last.take() {
             Some(spot) => spot.turned_to(path),
             None => Spot::of(path),
         };
         self.last = spot.ok();
         let at = self.last.as_ref().map(Spot::path);
-        // The root folder is in no other.
+        // The root folder has no parent.
         let at = match &at {
             Some(at) => at,
             None if path.parent().is_none() => path,
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn attributes_of_an_unchanged_file_are_taken_over() {
+    fn attributes_of_an_unchanged_file_are_reused() {
         let place = tempfile::tempdir().unwrap();
         let path = place.path().join("a");
         fs::write(&path, "x").unwrap();

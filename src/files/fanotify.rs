@@ -2,9 +2,9 @@
     unsafe_code,
     reason = "fanotify and file handles have no safe interface"
 )]
-//! A fanotify group that reports changes by folder and name, and the way from a folder's handle to its path.
+//! A fanotify group that reports changes by folder and name, and the resolution of a folder's handle to its path.
 //!
-//! The layout of events is that of fanotify(7): a head, then records, each with a file handle and a name.
+//! The format of events is that of fanotify(7): metadata, then records, each with a file handle and a name.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::{CString, OsStr, OsString};
@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use nix::errno::Errno;
 use nix::libc;
 
-/// Changes that are reported.
+/// Reported changes.
 const MASK: u64 = libc::FAN_CREATE
     | libc::FAN_MODIFY
     | libc::FAN_ATTRIB
@@ -27,46 +27,46 @@ const MASK: u64 = libc::FAN_CREATE
     | libc::FAN_MOVED_TO
     | libc::FAN_DELETE
     | libc::FAN_ONDIR;
-/// Bytes per read: about a thousand events.
+/// Bytes per read, room for about a thousand events.
 const READ_BYTES: usize = 128 << 10;
-/// Bytes of an event's head.
+/// Bytes of an event's metadata.
 const HEAD_BYTES: usize = size_of::<libc::fanotify_event_metadata>();
 /// Bytes of a record before its file handle: type, padding, length, file system.
 const RECORD_BYTES: usize = 12;
 /// Bytes of a file handle before its opaque part: length, type.
 const HANDLE_BYTES: usize = 8;
-/// Longest opaque part of a file handle (`MAX_HANDLE_SZ`).
+/// Largest opaque part of a file handle (`MAX_HANDLE_SZ`).
 const HANDLE_BYTES_MAX: usize = 128;
-/// Limit on the attempts to find the path of a folder that is renamed all the time.
+/// Limit on the attempts to resolve the path of a folder that is renamed continuously.
 const PATH_TRIES: usize = 100;
-/// Limit on the remembered paths of folders.
+/// Limit on the cached paths of folders.
 const FOLDERS_MAX: usize = 65_536;
 
-/// Pid of processes outside of this PID namespace.
+/// Pid that the kernel reports for processes outside of this PID namespace.
 const OUTSIDE: i32 = 0;
 
-/// A file system, as events name it (`statfs.f_fsid`).
+/// Identifier of a file system in events (`statfs.f_fsid`).
 pub(super) type FilesystemId = [u8; 8];
 
-/// What happened to a name.
+/// Kind of a change of a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Change {
-    /// It was made.
+    /// A file or folder was created.
     Created,
-    /// A file or folder got this name, perhaps in the place of another.
+    /// A file or folder was renamed to this name, perhaps replacing another one.
     MovedTo,
-    /// Its content, mode, owner or times changed.
+    /// The content, mode, owner or times changed.
     Changed,
-    /// It was open for writing and was closed.
+    /// A file that was open for writing was closed.
     Closed,
-    /// It was removed, or has another name now.
+    /// The file or folder was removed, or renamed to another name.
     Gone,
 }
 
 /// A change of one name.
 #[derive(Clone, Debug)]
 pub(super) struct Event {
-    /// Process that made the change, as this PID namespace numbers it; 0 for one outside of it.
+    /// Process that made the change, as numbered in this PID namespace; 0 for a process outside of it.
     pub pid: i32,
     pub change: Change,
     pub is_folder: bool,
@@ -74,20 +74,20 @@ pub(super) struct Event {
     pub name: OsString,
 }
 
-/// What one read found.
+/// Result of one read.
 #[derive(Debug, Default)]
 pub(super) struct Batch {
     pub events: Vec<Event>,
-    /// The kernel dropped events, or one could not be resolved.
+    /// Reason for missing events: the kernel dropped some, or one could not be resolved.
     pub lost: Option<String>,
 }
 
-/// The group, with the mount points of each file system that it watches: a folder may be visible at one of them only.
-/// They are not held open, which would keep the machine from unmounting them.
+/// The group, with all mount points of each watched file system, because a folder may be visible at only one of them.
+/// The mount points are not held open, so that they can be unmounted.
 pub(super) struct Group {
     fanotify: File,
     filesystems: HashMap<FilesystemId, Vec<PathBuf>>,
-    /// Paths of folders by file system and handle. A renamed folder empties it.
+    /// Cached paths of folders by file system and handle. The rename of a folder empties it.
     folders: HashMap<(FilesystemId, Vec<u8>), PathBuf>,
     /// Folders in which changes by other programs are reported.
     known: HashSet<(FilesystemId, Vec<u8>)>,
@@ -96,7 +96,7 @@ pub(super) struct Group {
 
 impl Group {
     /// # Errors
-    /// `EPERM` without `CAP_SYS_ADMIN` in the machine's first user namespace, `EINVAL` on kernels before 5.9.
+    /// `EPERM` without `CAP_SYS_ADMIN` in the initial user namespace, `EINVAL` on kernels before 5.9.
     pub fn new() -> io::Result<Self> {
         let flags = libc::FAN_CLASS_NOTIF
             | libc::FAN_CLOEXEC
@@ -127,7 +127,7 @@ impl Group {
         let name = CString::new(path.as_os_str().as_bytes())?;
         let flags = libc::FAN_MARK_ADD | libc::FAN_MARK_FILESYSTEM;
         let group = self.fanotify.as_raw_fd();
-        // A file system that was unmounted meanwhile has lost its mark; a second mark changes nothing.
+        // A file system that was unmounted meanwhile has lost its mark. A second mark has no effect.
         // SAFETY: a system call; the name ends with a zero and lives as long as the call.
         Errno::result(unsafe {
             libc::fanotify_mark(group, flags, MASK, libc::AT_FDCWD, name.as_ptr())
@@ -139,7 +139,7 @@ impl Group {
         Ok(())
     }
 
-    /// Reads the next events; `None` when there are none.
+    /// Reads the next events; `None` if there are none.
     pub fn read(&mut self) -> io::Result<Option<Batch>> {
         let mut buffer = std::mem::take(&mut self.buffer);
         let got = self.fanotify.read(&mut buffer);
@@ -157,7 +157,7 @@ impl Group {
         while bytes.len() >= HEAD_BYTES {
             let len = number(bytes, 0) as usize;
             if len < HEAD_BYTES || len > bytes.len() {
-                batch.lost = Some("an event of fanotify is cut short".to_owned());
+                batch.lost = Some("an event of fanotify is truncated".to_owned());
                 break;
             }
             let (event, rest) = bytes.split_at(len);
@@ -187,14 +187,14 @@ impl Group {
             let (record, rest) = records.split_at(len);
             records = rest;
             if kind == libc::FAN_EVENT_INFO_TYPE_DFID_NAME {
-                // What other programs do matters in the job's folders only; on a busy machine, that is most of all.
+                // Changes by other programs matter only in the job's folders. On a busy machine, they are the majority.
                 if pid == OUTSIDE && !self.is_known(record) {
                     continue;
                 }
                 match self.named(record) {
                     Err(error) if is_gone(&error) => {}
-                    // No path of the sandbox leads there: another mount covers the folder, or it holds the files of
-                    // an overlay, whose own file system cannot be watched.
+                    // The folder has no path in the sandbox: another mount covers it, or it belongs to a layer of an
+                    // overlay, whose file system cannot be watched.
                     Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                     Err(error) => {
                         batch.lost = Some(format!("cannot find the folder of a change: {error}"));
@@ -210,7 +210,7 @@ impl Group {
         if is_folder && mask & (libc::FAN_MOVED_FROM | libc::FAN_MOVED_TO | libc::FAN_DELETE) != 0 {
             self.folders.clear();
         }
-        // The kernel merges events of one name and process; this is the order in which they can have happened.
+        // The kernel merges events of one name and process. This order is always possible.
         let changes = [
             (libc::FAN_CREATE, Change::Created),
             (libc::FAN_MOVED_TO, Change::MovedTo),
@@ -229,7 +229,7 @@ impl Group {
         }
     }
 
-    /// Remembers a folder: from now on, changes in it by other programs are reported.
+    /// Adds a folder in which changes by other programs are reported.
     pub fn know(&mut self, folder: &Path) {
         if let Ok(key) = key_of(folder) {
             self.known.insert(key);
@@ -240,7 +240,7 @@ impl Group {
         split(record).is_ok_and(|(id, handle, _)| self.known.contains(&(id, handle.to_vec())))
     }
 
-    /// Returns the folder and the name in a record.
+    /// Returns the folder and the name of a record.
     fn named(&mut self, record: &[u8]) -> io::Result<(PathBuf, OsString)> {
         let (id, handle, name) = split(record)?;
         let key = (id, handle.to_vec());
@@ -268,8 +268,8 @@ impl AsFd for Group {
     }
 }
 
-/// Returns true if a folder cannot be found because it is gone, and its files with it: their own events came before. A
-/// folder that is being removed gives the other errors.
+/// Returns true if a folder cannot be found because it was removed with its files, for which there were earlier events.
+/// The kernel reports `ESTALE`, and the other errors for a folder that is being removed.
 fn is_gone(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error(),
@@ -292,14 +292,14 @@ fn split(record: &[u8]) -> io::Result<(FilesystemId, &[u8], OsString)> {
     Ok((id, handle, OsString::from_vec(name.to_vec())))
 }
 
-/// Returns the file system and the file handle of a folder, as events have them.
+/// Returns the file system and the file handle of a folder, in the form of events.
 fn key_of(folder: &Path) -> io::Result<(FilesystemId, Vec<u8>)> {
     let root = File::open(folder)?;
     let id = filesystem_id(&root)?;
     let mut handle = Handle([0; HANDLE_BYTES + HANDLE_BYTES_MAX]);
     handle.0[..4].copy_from_slice(&u32::try_from(HANDLE_BYTES_MAX).unwrap_or(0).to_ne_bytes());
     let mut mount = 0;
-    // SAFETY: the handle has room for as many bytes as it says; the name is empty, and the descriptor is ours.
+    // SAFETY: the handle has as much room as it declares; the name is empty, and the descriptor is ours.
     Errno::result(unsafe {
         libc::name_to_handle_at(
             root.as_raw_fd(),
@@ -329,7 +329,7 @@ fn filesystem_id(root: &File) -> io::Result<FilesystemId> {
     Ok(unsafe { std::mem::transmute::<libc::fsid_t, FilesystemId>(id) })
 }
 
-/// Returns the path of a folder of a file system that is mounted at `root`.
+/// Returns the path of a folder on a file system that is mounted at `root`.
 fn path_below(root: &Path, id: FilesystemId, handle: &[u8]) -> io::Result<PathBuf> {
     let root = File::open(root)?;
     if filesystem_id(&root)? != id {
@@ -338,7 +338,7 @@ fn path_below(root: &Path, id: FilesystemId, handle: &[u8]) -> io::Result<PathBu
     path_of(root.as_fd(), handle)
 }
 
-/// Opens a folder by its handle and returns the path that it has now.
+/// Opens a folder by its handle and returns its current path.
 fn path_of(root: BorrowedFd<'_>, handle: &[u8]) -> io::Result<PathBuf> {
     let mut copy = Handle([0; HANDLE_BYTES + HANDLE_BYTES_MAX]);
     copy.0[..handle.len()].copy_from_slice(handle);
@@ -360,11 +360,11 @@ fn path_of(root: BorrowedFd<'_>, handle: &[u8]) -> io::Result<PathBuf> {
         if path.as_os_str().as_bytes().ends_with(b" (deleted)") || !path.is_absolute() {
             return Err(io::Error::from_raw_os_error(libc::ESTALE));
         }
-        // A folder may be renamed meanwhile.
+        // The folder may have been renamed meanwhile.
         if about(&path).is_ok_and(|found| found == folder) {
             return Ok(path);
         }
     }
-    // A folder that the mount point does not show has the path of another one, or none.
+    // A folder outside the mounted subtree has no path, or the path of another folder.
     Err(io::ErrorKind::NotFound.into())
 }

@@ -1,4 +1,4 @@
-//! The set of files that an image keeps: what each was at the snapshot, and where its content is.
+//! The set of files that an image keeps: the state of each file at the snapshot, and the place of its content.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,13 +17,13 @@ use crate::{checked, path_text};
 /// A file, folder or link that the job has written.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeptFile {
-    /// Its kind, with what makes it up.
+    /// Kind of the file, with its data.
     #[serde(flatten)]
     pub kind: Kind,
     /// Device and inode.
     pub identity: (u64, u64),
-    /// Time of creation, in nanoseconds since 1970; 0 where the file system has none. With device and inode it identifies
-    /// the file: inode numbers are used again.
+    /// Time of creation, in nanoseconds since 1970; 0 if the file system does not record it. With device and inode it
+    /// identifies the file, because inode numbers are reused.
     pub born_ns: i64,
     /// Time of the last change of content, in nanoseconds since 1970.
     pub modified_ns: i64,
@@ -42,24 +42,24 @@ pub struct KeptFile {
         deserialize_with = "attributes::checked"
     )]
     pub attributes: Vec<(String, Vec<u8>)>,
-    /// The reason why the file counts as the job's.
+    /// Reason why the file counts as the job's.
     pub writer: Writer,
-    /// True if its times do not show every later change: the job has it mapped, or it is in memory.
+    /// True if its times do not show every later change, because the job has it mapped or it is in memory.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_mapped: bool,
 }
 
-/// The program that wrote a file, as far as it is known.
+/// The program that wrote a file, as far as known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Writer {
-    /// The job: it was seen to change the file.
+    /// The job: a change was recorded.
     Job,
     /// The job: it has the file open for writing.
     Open,
     /// The job, by `files.include`.
     Included,
-    /// An unknown program: the file changed during the run while nobody watched.
+    /// An unknown program: the file changed while no watcher was running.
     Unknown,
 }
 
@@ -69,17 +69,17 @@ pub enum Writer {
 pub enum Kind {
     /// A regular file.
     File {
-        /// Bytes.
+        /// Size in bytes.
         #[serde(deserialize_with = "checked::size")]
         size: u64,
-        /// The place of its content.
+        /// Place of its content.
         content: Content,
     },
-    /// A folder; what is in it is kept by itself.
+    /// A folder. Its files are kept separately.
     Folder,
     /// A symbolic link.
     Link {
-        /// The link's text.
+        /// Target of the link.
         #[serde(with = "path_text")]
         target: PathBuf,
     },
@@ -89,28 +89,28 @@ pub enum Kind {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Content {
-    /// In a stream of the image, from this offset on.
+    /// In a stream of the image, from an offset on.
     Kept {
         /// Name of the stream.
         stream: String,
-        /// Bytes before it.
+        /// Offset in the stream.
         #[serde(deserialize_with = "checked::size")]
         offset: u64,
     },
     /// In the file itself: the job has it open and appends to it. The list of open files has its size.
     Appended,
-    /// In a file of this name in the store's folder `held`: a clone, or another name of the file.
+    /// In a file of the store's folder `held`: a clone, or a hard link to the file.
     Held {
-        /// Folder of the image, and number.
+        /// Name of the held file: the image's folder, and a number.
         name: String,
-        /// True if later changes of the file do not reach it.
+        /// True if later changes of the file do not affect the held one.
         is_clone: bool,
     },
-    /// Nowhere.
+    /// The content was not kept.
     Unkept(Unkept),
 }
 
-/// The reason why a content was not kept.
+/// Reason why a content was not kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Unkept {
@@ -118,11 +118,12 @@ pub enum Unkept {
     TooLarge,
     /// The files together are larger than `files.keep_total`.
     TooMuch,
-    /// It is too large by either limit, and the store holds a link: it is there unless the job changes it in place.
+    /// The file is too large by either limit, and the store holds a hard link. The content exists unless the job
+    /// changes it in place.
     Linked,
-    /// It could not be read.
+    /// The file could not be read.
     Unreadable,
-    /// It could not be copied in the time for which the job may be frozen for files, and it may have changed after that.
+    /// The file could not be copied within `files.freeze`, and may have changed after that.
     TooSlow,
 }
 
@@ -132,30 +133,30 @@ impl fmt::Display for Unkept {
             Self::TooLarge => "larger than files.keep_content",
             Self::TooMuch => "beyond files.keep_total",
             Self::Linked => {
-                "beyond files.keep_content or files.keep_total; held by a link, which changes in place reach"
+                "beyond files.keep_content or files.keep_total; held by a hard link, which changes in place affect"
             }
-            Self::Unreadable => "ckpt-run may not read it",
+            Self::Unreadable => "ckpt-run has no permission to read it",
             Self::TooSlow => "not copied within files.freeze",
         })
     }
 }
 
 impl KeptFile {
-    /// Describes what is at a path; the content is still to be kept. `None` for sockets, named pipes and devices, and
-    /// where nothing is.
+    /// Describes the file at a path. Its content is not kept yet. Returns `None` for sockets, named pipes and devices,
+    /// and if there is no file.
     #[must_use]
     pub fn of(path: &Path) -> Option<Self> {
         Describer::default().describe(path, None)
     }
 
-    /// Returns true if nothing can have changed between two descriptions. `frozen_ns` is the time of this one: what
-    /// changed within a tick of the file system's clock before it may have changed within the same tick after it.
+    /// Returns true if the file cannot have changed between two descriptions. `frozen_ns` is the time of this one:
+    /// after a change shortly before it, another one may have the same timestamp.
     #[must_use]
     pub fn is_unchanged(&self, now: &Self, frozen_ns: i64) -> bool {
         self.shows_changes(frozen_ns) && self.looks_unchanged(now)
     }
 
-    /// Returns true if a later change of the file changes its times.
+    /// Returns true if every later change of the file changes its times.
     #[must_use]
     pub fn shows_changes(&self, frozen_ns: i64) -> bool {
         !self.is_mapped && self.changed_ns.max(self.modified_ns) < frozen_ns - TICK_NS
@@ -172,7 +173,7 @@ impl KeptFile {
         self.is_same_file(now) && times(self) == times(now) && size(self) == size(now)
     }
 
-    /// Returns true if both are names of one file, whatever its content is now.
+    /// Returns true if both are names of one file, even if its content has changed.
     #[must_use]
     pub fn is_same_file(&self, now: &Self) -> bool {
         (self.identity, self.born_ns) == (now.identity, now.born_ns)
@@ -187,7 +188,7 @@ impl KeptFile {
         }
     }
 
-    /// Returns the bytes of a content that is in the image, and its stream.
+    /// Returns size and stream of a content in the image.
     #[must_use]
     pub fn kept(&self) -> Option<(&str, u64)> {
         match &self.kind {
@@ -199,13 +200,13 @@ impl KeptFile {
         }
     }
 
-    /// Returns true for a file that can change without a change on record.
+    /// Returns true if the file can change without a change on record.
     #[must_use]
     pub fn is_unsettled(&self) -> bool {
         self.is_appended() || self.is_mapped
     }
 
-    /// Returns true for a file whose content is nowhere yet.
+    /// Returns true if the file's content is not stored yet.
     #[must_use]
     pub fn has_no_content(&self) -> bool {
         matches!(
@@ -229,8 +230,7 @@ impl KeptFile {
         )
     }
 
-    /// Returns true if the content is the same for all that its size and its times say: only mode, owner or links
-    /// changed.
+    /// Returns true if only mode, owner or links changed, according to size and times.
     #[must_use]
     pub fn has_same_content(&self, now: &Self) -> bool {
         match (&self.kind, &now.kind) {
@@ -244,7 +244,7 @@ impl KeptFile {
     }
 }
 
-/// Length of a tick of the clock that file systems take times from, with room.
+/// Upper bound on the resolution of file timestamps, in nanoseconds.
 pub(super) const TICK_NS: i64 = 20_000_000;
 
 /// Returns true if a path is on a file system in memory (tmpfs).
@@ -283,19 +283,19 @@ struct Head {
     frozen_ns: i64,
 }
 
-/// A file of the set, as it is written.
+/// A file of the set for serialization.
 #[derive(Serialize)]
 struct LineOf<'a>(#[serde(with = "path_text")] &'a Path, &'a KeptFile);
 
-/// A file of the set, as it is read.
+/// A file of the set for deserialization.
 #[derive(Deserialize)]
 struct Line(#[serde(with = "path_text")] PathBuf, KeptFile);
 
 impl KeptFiles {
-    /// Writes the set, a line of JSON for each file.
+    /// Writes the set as one line of JSON for each file.
     ///
     /// # Errors
-    /// The sink's.
+    /// The sink cannot be written.
     pub fn write(&self, sink: &mut impl Write) -> io::Result<()> {
         let head = Head {
             frozen_ns: self.frozen_ns,
@@ -308,10 +308,10 @@ impl KeptFiles {
         sink.write_all(b"\n")
     }
 
-    /// Reads a set that [`KeptFiles::write`] wrote. Paths that no snapshot records are refused.
+    /// Reads a set written by [`KeptFiles::write`]. Refuses paths that no snapshot records.
     ///
     /// # Errors
-    /// A line is none of its.
+    /// A line is not valid.
     pub fn read(source: impl BufRead) -> io::Result<Self> {
         let mut lines = source.lines();
         let first = lines
@@ -332,7 +332,7 @@ impl KeptFiles {
         })
     }
 
-    /// Returns what the set has, in numbers.
+    /// Returns a summary of the set.
     #[must_use]
     pub fn summary(&self) -> Kept {
         let mut kept = Kept::default();
@@ -366,17 +366,17 @@ impl KeptFiles {
     }
 }
 
-/// Files without content that a summary names.
+/// Limit on the files without content that a summary names.
 const NAMED_MAX: usize = 10;
 
-/// A set in numbers, for the user.
+/// Summary of a set, for the user.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Kept {
     /// Files whose content is in the image.
     pub files: usize,
-    /// Their bytes.
+    /// Total size of these files in bytes.
     pub bytes: u64,
-    /// Files whose content is not.
+    /// Files whose content is not in the image.
     pub unkept: usize,
     /// The first of these and of those held by a link: path (as text, for the user), bytes, reason.
     pub named: Vec<(PathBuf, u64, Unkept)>,

@@ -1,4 +1,4 @@
-//! The scan of folders, where nobody has recorded who changed what.
+//! Scan of folders for changes, used where no complete record exists.
 
 use std::collections::BTreeSet;
 use std::fs::Metadata;
@@ -7,24 +7,24 @@ use std::path::{Path, PathBuf};
 
 use super::file_set::changed_ns;
 
-/// Limit on the entries that a scan looks at: about two seconds.
+/// Limit on the scanned entries, about two seconds.
 const ENTRIES_MAX: usize = 1_000_000;
-/// Names of a store's own entries (`store::format::store_folder`): other runs' stores are nobody's files.
+/// Names of a store's entries (`store::format::store_folder`). Stores of other runs belong to no job.
 const STORE_ENTRIES: [&str; 3] = ["format", "images", "packs"];
 
-/// A folder has more entries than a scan looks at.
+/// A folder has more entries than the limit.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{} has more than {ENTRIES_MAX} files", .0.display())]
 pub struct TooMany(pub PathBuf);
 
-/// Where a scan looks.
+/// Scope of a scan.
 #[derive(Clone, Copy, Debug)]
 pub struct Scan<'a> {
-    /// A folder to search at any depth. The root folder is never searched.
+    /// Folder that is searched recursively. The root folder is never searched.
     pub tree: Option<&'a Path>,
-    /// Folders of which only the entries are looked at.
+    /// Folders whose entries are checked, but not their subfolders.
     pub folders: &'a BTreeSet<&'a Path>,
-    /// Paths that are ckpt-run's own.
+    /// Paths that belong to ckpt-run.
     pub ours: &'a [PathBuf],
 }
 
@@ -32,7 +32,7 @@ impl Scan<'_> {
     /// Returns the files, folders and links that changed at `since_ns` or later.
     ///
     /// # Errors
-    /// There is too much to look at.
+    /// There are too many entries.
     pub fn changed(self, since_ns: i64) -> Result<BTreeSet<PathBuf>, TooMany> {
         let mut found = BTreeSet::new();
         let mut see = |path: &Path, metadata: &Metadata| {
@@ -47,7 +47,7 @@ impl Scan<'_> {
     /// Calls `see` for every entry.
     ///
     /// # Errors
-    /// There is too much to look at.
+    /// There are too many entries.
     pub fn walk(self, see: &mut dyn FnMut(&Path, &Metadata)) -> Result<(), TooMany> {
         let mut left = ENTRIES_MAX;
         let tree = self.tree.filter(|tree| tree.parent().is_some());
@@ -102,7 +102,7 @@ fn is_store(folder: &Path) -> bool {
         .all(|name| folder.join(name).symlink_metadata().is_ok())
 }
 
-/// Lists everything in a folder, at any depth, without following links.
+/// Lists all files and folders below a folder, without following links.
 pub(super) fn everything_in(folder: &Path) -> io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     let mut see = |path: &Path, _: &Metadata| found.push(path.to_owned());
@@ -121,7 +121,7 @@ mod tests {
     use std::fs;
 
     #[test]
-    fn a_scan_finds_changes_and_leaves_stores_and_our_files_out() {
+    fn a_scan_finds_changes_and_omits_stores_and_our_files() {
         let folder = tempfile::tempdir().unwrap();
         let top = folder.path();
         for name in ["a/b", "store/images", "store/packs", "ours"] {

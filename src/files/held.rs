@@ -1,9 +1,9 @@
 #![allow(unsafe_code, reason = "FICLONE has no safe interface")]
-//! Files that are too large for an image, held in the store by a clone or a link while the job renames or removes them.
+//! Files too large for an image, held in the store by a clone or a hard link while the job renames or removes them.
 //!
-//! A clone (FICLONE) shares the blocks, and the job's later writes do not reach it. Where the file system has no clones,
-//! a hard link keeps a file that the job removes or replaces; a file that the job changes in place is changed in the link
-//! as well, which its size and its time show.
+//! A clone (FICLONE) shares the blocks, and later writes of the job do not affect it. If the file system does not
+//! support clones, a hard link keeps a file that the job removes or replaces. A file that the job changes in place also
+//! changes in the link, which its size and its time show.
 
 use std::collections::HashSet;
 use std::fs::{self, DirBuilder, File};
@@ -31,7 +31,7 @@ pub struct Held {
 }
 
 impl Held {
-    /// The folder in a store.
+    /// Returns the folder in a store.
     #[must_use]
     pub fn of(store: &Path) -> Self {
         Self {
@@ -39,7 +39,7 @@ impl Held {
         }
     }
 
-    /// Returns the path of a held file; the name comes from an image.
+    /// Returns the path of a held file. The name comes from an image.
     #[must_use]
     pub fn path(&self, name: &str) -> Option<PathBuf> {
         let mut parts = name.split('/');
@@ -63,7 +63,7 @@ impl Held {
         })
     }
 
-    /// Removes what an earlier attempt at an image held.
+    /// Removes files held by an earlier attempt at an image.
     pub fn clear(&self, image: u64) {
         let _ = fs::remove_dir_all(self.folder.join(image.to_string()));
     }
@@ -71,7 +71,7 @@ impl Held {
     /// Holds the open file for an image. Returns the place of its content.
     ///
     /// # Errors
-    /// The store is on another file system, which has no links either.
+    /// The store is on another file system.
     pub fn hold(
         &self,
         image: u64,
@@ -96,10 +96,10 @@ impl Held {
         Ok(Content::Held { name, is_clone })
     }
 
-    /// Holds for an image what another image holds under the name `other`. Returns the place of the content.
+    /// Holds a file for an image that another image holds under the name `other`. Returns the place of the content.
     ///
     /// # Errors
-    /// The other image's file is gone.
+    /// The other image's file does not exist any more.
     pub fn hold_again(
         &self,
         image: u64,
@@ -113,7 +113,7 @@ impl Held {
         Ok(Content::Held { name, is_clone })
     }
 
-    /// Removes what images hold that are not among these.
+    /// Removes files held for images that are not among these.
     pub fn sweep(&self, images: &HashSet<u64>) {
         for entry in self.folder.read_dir().into_iter().flatten().flatten() {
             let name = entry.file_name();
@@ -129,7 +129,7 @@ fn make_folder(folder: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(folder)
 }
 
-/// Makes `target` a clone of an open file, with the same time.
+/// Makes `target` a clone of an open file, with the same modification time.
 fn clone(source: &File, target: &Path, file: &KeptFile) -> io::Result<()> {
     let target = File::options()
         .write(true)
@@ -142,17 +142,17 @@ fn clone(source: &File, target: &Path, file: &KeptFile) -> io::Result<()> {
     target.set_modified(modified)
 }
 
-/// Makes the content of `target` a clone of the content of `source`.
+/// Replaces the content of `target` by a clone of the content of `source`.
 ///
 /// # Errors
-/// The file system has no clones, or the files are not on the same one.
+/// The file system does not support clones, or the files are on different file systems.
 pub(super) fn clone_into(source: &File, target: &File) -> io::Result<()> {
     // SAFETY: both descriptors are open for the time of the call.
     let done = unsafe { ficlone(target.as_raw_fd(), source.as_raw_fd()) };
     done.map(drop).map_err(Errno::into)
 }
 
-/// Returns a path that leads to an open file, whatever its name is.
+/// Returns a path that leads to an open file even if its name has changed.
 fn descriptor_path(file: &File) -> PathBuf {
     format!("/proc/self/fd/{}", file.as_raw_fd()).into()
 }

@@ -1,4 +1,4 @@
-//! The files of a run's job, over its snapshots and restores: the record, the watcher, and the newest set.
+//! The job's files over all snapshots and restores of a run: the record, the watcher, and the newest set.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
@@ -22,7 +22,7 @@ use crate::sync::locked;
 /// Name of the record in the store.
 const RECORD: &str = "files.log";
 
-/// What is known of the job's files.
+/// State of the job's files.
 #[derive(Debug)]
 pub struct JobFiles {
     folder: PathBuf,
@@ -40,9 +40,9 @@ struct State {
     marker: Option<Marker>,
     /// The set of the image that the job was last saved to or restored from.
     newest: Option<(u64, Arc<KeptFiles>)>,
-    /// Time from which on a scan finds changes, if there is no set.
+    /// Time from which a scan finds changes if there is no set.
     begun_ns: i64,
-    /// What the last warning named: files that are not kept, and the reason why changes are not known.
+    /// Subject of the last warning: files that are not kept, and the reason why changes are unknown.
     told: Option<(Vec<PathBuf>, Option<String>)>,
 }
 
@@ -57,25 +57,26 @@ pub struct Choice<'a> {
     pub on_lost: OnLost,
 }
 
-/// What became of the files since the newest set, while the job is frozen.
+/// Changes since the newest set, determined while the job is frozen.
 #[derive(Debug)]
 pub struct Changes {
-    /// The earlier set, and the image that has it.
+    /// The earlier set, and the image that contains it.
     pub earlier: Option<(u64, Arc<KeptFiles>)>,
-    /// The paths that differ from it, or may.
+    /// Paths that differ from the set, or may differ.
     pub changed: Vec<Changed>,
-    /// Why not all changes are known, if that is so.
+    /// Reason why not all changes are known, if there is one.
     pub gap: Option<String>,
 }
 
 impl JobFiles {
-    /// Reads the record in the `store`. `work` is ckpt-run's own folder beside it, `folder` the job's working folder.
+    /// Reads the record in the `store`. `work` is ckpt-run's private folder beside it, `folder` the job's working
+    /// folder.
     ///
     /// # Errors
-    /// The record cannot be read, or a pattern is none.
+    /// The record cannot be read, or a pattern is invalid.
     pub fn open(store: &Path, work: &Path, folder: &Path, choice: Choice<'_>) -> io::Result<Self> {
         let patterns = |list: &[String]| Patterns::new(list, folder).map_err(io::Error::other);
-        // As the kernel names it.
+        // The paths must be those that the kernel reports.
         let mut ours = vec![store.canonicalize()?, work.canonicalize()?];
         let output = [1, 2].map(|number| format!("/proc/self/fd/{number}"));
         ours.extend(
@@ -84,7 +85,7 @@ impl JobFiles {
                 .filter_map(|it| std::fs::read_link(it).ok()),
         );
         let path = store.join(RECORD);
-        // An earlier supervisor's sandbox may still be ending: its watcher has the last word.
+        // An earlier supervisor's sandbox may still be exiting, and its watcher writes the last line.
         let mut record = marker::locked_record(&path).and_then(|_lock| Record::open(&path))?;
         record.end_cut()?;
         let state = State {
@@ -105,7 +106,7 @@ impl JobFiles {
         })
     }
 
-    /// Forgets what earlier attempts of the job did: it starts from the beginning.
+    /// Discards the record of earlier attempts, because the job starts from the beginning.
     ///
     /// # Errors
     /// The record cannot be removed.
@@ -116,7 +117,7 @@ impl JobFiles {
         state.record.clear()
     }
 
-    /// Prepares a watcher; the descriptors are for it.
+    /// Prepares a watcher and returns the descriptors for it.
     ///
     /// # Errors
     /// The record cannot be opened.
@@ -127,10 +128,10 @@ impl JobFiles {
         Ok(descriptors)
     }
 
-    /// Waits until the new watcher watches.
+    /// Waits until the new watcher is running.
     ///
     /// # Errors
-    /// It does not.
+    /// The watcher failed to start.
     pub fn await_watcher(&self) -> Result<(), MarkerError> {
         locked(&self.state)
             .marker
@@ -138,19 +139,19 @@ impl JobFiles {
             .map_or(Ok(()), Marker::wait)
     }
 
-    /// Forgets the watcher: its sandbox ends.
+    /// Drops the watcher of a sandbox that ends.
     pub fn drop_watcher(&self) {
         locked(&self.state).marker = None;
     }
 
-    /// Lists what has changed since the newest set while the job computes, for the image `id`, so that little is left to
-    /// look at once the job is frozen. `None` if not all changes are known.
+    /// Lists the changes since the newest set while the job is running, for the image `id`, so that few files remain to
+    /// be inspected during the freeze. Returns `None` if not all changes are known.
     #[must_use]
     pub fn changes_so_far(&self, id: u64) -> Option<SoFar> {
         let mut state = locked(&self.state);
         if let Err(error) = state.marker.as_ref()?.mark(id, Mark::Prepared) {
-            // When the job is frozen, that is a gap.
-            tracing::debug!(%error, "changes are not looked at beforehand");
+            // At the freeze, this counts as a gap.
+            tracing::debug!(%error, "cannot list the changes before the freeze");
             state.marker = None;
             return None;
         }
@@ -173,7 +174,7 @@ impl JobFiles {
         };
         let files = changed_since(look).into_iter();
         let mut files: BTreeMap<_, _> = files.map(|it| (it.path, it.file)).collect();
-        // What was open or mapped then is looked at again, whatever is on record.
+        // Files that were open or mapped are inspected again even without a change on record.
         files.retain(|path, _| !set.files.get(path).is_some_and(KeptFile::is_unsettled));
         let mut paths = files.keys();
         let is_watched = paths.all(|path| state.record.unwatched_mount(path).is_none());
@@ -181,8 +182,8 @@ impl JobFiles {
         is_watched.then_some(SoFar { time, files })
     }
 
-    /// Lists what has changed since the newest set, for the image `id`, while the job is frozen. `open` are the files
-    /// that the job has open for writing, `so_far` is what was known of the changes before.
+    /// Lists the changes since the newest set during the freeze, for the image `id`. `open` are the files that the job
+    /// has open for writing, `so_far` are the changes found before the freeze.
     #[must_use]
     pub fn changes(&self, id: u64, open: &OpenUses<'_>, so_far: Option<SoFar>) -> Changes {
         let mut state = locked(&self.state);
@@ -191,7 +192,7 @@ impl JobFiles {
         let set = earlier.as_ref().map_or(&none, |(_, set)| set);
         let unmarked = mark(&mut state, id);
         let gap = unmarked.or_else(|| gap_since(&state.record, earlier.as_ref()));
-        // A change may be missing since.
+        // A later change may be missing.
         let so_far = so_far.filter(|_| gap.is_none());
         let begun_ns = if earlier.is_some() {
             set.frozen_ns - TICK_NS
@@ -226,8 +227,8 @@ impl JobFiles {
         }
     }
 
-    /// Searches for changes where the record does not have them all, and for the files of `files.include`. Returns the
-    /// paths, and the reason for what is still not known.
+    /// Scans for changes if the record is incomplete, and for the files of `files.include`. Returns the paths, and the
+    /// reason why changes are still unknown.
     fn scan(
         &self,
         record: &Record,
@@ -264,7 +265,7 @@ impl JobFiles {
             Ok(changed) => found.extend(changed),
             Err(error) => failure = Some(error),
         }
-        // A file that is gone has no entry any more.
+        // A removed file has no entry in its folder.
         found.extend(known.into_iter().map(Path::to_owned));
         let nothing = BTreeSet::new();
         for root in self.included.roots() {
@@ -277,7 +278,7 @@ impl JobFiles {
                 failure = Some(error);
             }
         }
-        // The folder itself changes with every file in it, and other programs have files there, too.
+        // The folder itself changes with every file in it, and other programs have files in it, too.
         found.remove(&self.folder);
         let gap = gap.or_else(|| {
             // The root folder is not searched.
@@ -295,7 +296,7 @@ impl JobFiles {
         }
     }
 
-    /// Returns true if an image's account of its files has a reason for a warning that the image before did not have.
+    /// Returns true if the files of an image give a reason for a warning that the previous image did not have.
     pub fn is_news(&self, kept: &Kept) -> bool {
         let names = kept.named.iter().map(|(path, ..)| path.clone()).collect();
         let told = Some((names, kept.gap.clone()));
@@ -305,25 +306,25 @@ impl JobFiles {
         is_news
     }
 
-    /// Returns the folder of the files that the store holds.
+    /// Returns the store's folder of held files.
     #[must_use]
     pub fn held(&self) -> &Held {
         &self.held
     }
 
-    /// Remembers the set of the image that the job was saved to or restored from.
+    /// Records the set of the image that the job was saved to or restored from.
     pub fn now_at(&self, id: u64, set: Arc<KeptFiles>) {
         let mut state = locked(&self.state);
         state.newest = Some((id, set));
         if let Err(error) = state.record.compact_if_due() {
-            tracing::debug!(%error, "the record of the job's files is not compacted");
+            tracing::debug!(%error, "cannot compact the record of the job's files");
         }
     }
 
     /// Plans the rollback to the set of an image; see [`Rollback::plan`].
     ///
     /// # Errors
-    /// As there; the record cannot be read.
+    /// As for [`Rollback::plan`]; the record cannot be read.
     pub fn plan(&self, id: u64, set: &KeptFiles) -> Result<Rollback, RollbackError> {
         let mut state = locked(&self.state);
         let path = state.record.path().to_owned();
@@ -346,7 +347,7 @@ impl JobFiles {
         Rollback::plan(set, state.record.since(id), place)
     }
 
-    /// Returns the store and the work folder: nothing in them is the job's.
+    /// Returns the store and the work folder, which contain no files of the job.
     #[must_use]
     pub fn ours(&self) -> &[PathBuf] {
         &self.ours[..2]
@@ -359,23 +360,23 @@ impl JobFiles {
     }
 }
 
-/// Returns the reason why changes may be missing since the set of an earlier image, or since the beginning.
+/// Returns the reason why changes since the set of an earlier image, or since the beginning, may be missing.
 fn gap_since(record: &Record, earlier: Option<&(u64, Arc<KeptFiles>)>) -> Option<String> {
     earlier.map_or_else(|| record.gap_since(0), |(id, _)| record.since(*id).gap())
 }
 
-/// Returns the record's time of an earlier image, or the beginning.
+/// Returns the record's time of an earlier image, or of the beginning.
 fn time_of(record: &Record, earlier: Option<&(u64, Arc<KeptFiles>)>) -> usize {
     earlier.map_or(0, |(id, _)| record.time_of(*id))
 }
 
-/// Has the watcher mark the image, and reads the record up to the mark. Returns the reason if nobody watches; then the
-/// record has a gap there, and the mark all the same.
+/// Has the watcher write a mark for the image, and reads the record up to the mark. If there is no watcher, returns the
+/// reason; the record then has a gap and a mark.
 fn mark(state: &mut State, id: u64) -> Option<String> {
     let marked = state.marker.as_ref();
     let marked = marked.map(|marker| marker.mark(id, Mark::Frozen));
     let reason = match marked {
-        None => Some("nobody watches the job's files".to_owned()),
+        None => Some("no watcher records the job's changes".to_owned()),
         Some(Err(error)) => Some(error.to_string()),
         Some(Ok(())) => None,
     };

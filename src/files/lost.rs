@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use super::file_set::Unkept;
 use super::folder_scan::TooMany;
 
-/// What happens when a file cannot be put back (`files.on_lost`).
+/// Treatment of a file that cannot be restored (`files.on_lost`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnLost {
     /// The image is refused.
@@ -18,26 +18,26 @@ pub enum OnLost {
 /// A file that cannot be made equal to the snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lost {
-    /// Its path.
+    /// Path of the file.
     pub path: PathBuf,
-    /// Why.
+    /// The reason.
     pub why: Why,
 }
 
-/// Why a file cannot be made equal to the snapshot.
+/// Reasons why a file cannot be made equal to the snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
-    /// Its content at the snapshot is not in the image.
+    /// The file's content at the snapshot is not in the image.
     Unkept(Unkept),
-    /// The store held it by a link, and the job has changed it in place.
+    /// The store held the file by a hard link, and the job has changed it in place.
     HeldChanged,
-    /// It existed before the job first changed it, which was after the snapshot.
+    /// The file existed before the job first changed it, which was after the snapshot.
     NotYetJobs,
-    /// The job and another program have both changed it.
+    /// The job and another program have both changed the file.
     OthersToo,
-    /// It changed, and nobody knows who did it.
+    /// The file was changed by an unknown program.
     Unknown,
-    /// It belonged to another user at the snapshot.
+    /// The file belonged to another user at the snapshot.
     Owner,
 }
 
@@ -55,7 +55,7 @@ impl fmt::Display for Why {
             ),
             Self::OthersToo => f.write_str("changed since by the job and by another program"),
             Self::Unknown => f.write_str(
-                "changed since, and it is not known by whom; list it in files.include if the job writes it",
+                "changed since by an unknown program; list it in files.include if the job writes it",
             ),
             Self::Owner => f.write_str("belongs to another user now"),
         }
@@ -65,7 +65,7 @@ impl fmt::Display for Why {
 /// Limit on the files that a message names.
 const NAMED_MAX: usize = 5;
 
-/// Why files cannot be rolled back.
+/// Reasons why files cannot be rolled back.
 #[derive(Debug, thiserror::Error)]
 pub enum RollbackError {
     /// Some files would differ from the snapshot.
@@ -73,13 +73,13 @@ pub enum RollbackError {
     Lost {
         /// The files.
         lost: Vec<Lost>,
-        /// Why not all changes are known, if that is so.
+        /// Reason why not all changes are known, if there is one.
         gap: Option<String>,
     },
     /// The folders cannot be searched for changes.
-    #[error("cannot find out what has changed since the snapshot ({gap})")]
+    #[error("cannot determine the changes since the snapshot ({gap})")]
     Scan {
-        /// Why the record does not tell.
+        /// Reason why the record is incomplete.
         gap: String,
         /// The reason.
         #[source]

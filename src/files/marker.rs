@@ -1,4 +1,4 @@
-//! The supervisor's side of a watcher: the file of the record, and the marks that it has the watcher write.
+//! The supervisor's connection to a watcher: the record file, and requests for marks.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -14,27 +14,27 @@ use rustix::io::Errno;
 
 use crate::clock;
 
-/// Limit on the time that a watcher takes to write down what has happened: the job is frozen meanwhile.
+/// Time limit for a watcher to write all changes to the record. The job is frozen meanwhile.
 const MARK_LIMIT: Duration = Duration::from_secs(5);
-/// Limit on the time that an earlier sandbox takes to end.
+/// Time limit for an earlier sandbox to exit.
 const ENDING_LIMIT: Duration = Duration::from_secs(30);
-/// Time between two looks at a sandbox that ends.
+/// Interval between two checks of a sandbox that is exiting.
 const ENDING_POLL: Duration = Duration::from_millis(5);
-/// Bytes of the request for a mark: its reason, and the image.
+/// Bytes of the request for a mark: reason and image.
 pub(super) const MARK_BYTES: usize = 9;
-/// What a watcher answers to a mark.
+/// Answer of a watcher to a mark.
 pub(super) const DONE: u8 = b'.';
 
 /// The reason for a mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mark {
-    /// The image is being prepared, and the job computes.
+    /// The image is being prepared while the job is running.
     Prepared = 0,
     /// The job is frozen for the image.
     Frozen = 1,
 }
 
-/// Why a watcher has not written a mark.
+/// The watcher has not written a mark.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot reach the process that watches the job's files")]
 pub struct MarkerError(#[source] io::Error);
@@ -52,27 +52,26 @@ impl Marker {
     /// The record cannot be opened.
     pub fn new(record: &Path) -> io::Result<(Self, [OwnedFd; 2])> {
         let log = locked_record(record)?;
-        // The lock is the watcher's and pid 1's from here on.
+        // From here on, the watcher and pid 1 hold the lock.
         let log = OwnedFd::from(log.into_file());
         let (ours, theirs) = UnixStream::pair()?;
         ours.set_read_timeout(Some(MARK_LIMIT))?;
         Ok((Self { socket: ours }, [log, theirs.into()]))
     }
 
-    /// Waits until the watcher watches.
+    /// Waits until the watcher is running.
     ///
     /// # Errors
-    /// The watcher has ended or does not answer.
+    /// The watcher has exited or does not answer.
     pub fn wait(&self) -> Result<(), MarkerError> {
         let mut answer = [0];
         (&self.socket).read_exact(&mut answer).map_err(MarkerError)
     }
 
-    /// Has the watcher write down everything that has happened, and that it belongs to this image. Returns when it is
-    /// written.
+    /// Has the watcher write all changes up to now and a mark for this image. Returns when they are written.
     ///
     /// # Errors
-    /// The watcher is gone or does not answer.
+    /// The watcher has exited or does not answer.
     pub fn mark(&self, image: u64, mark: Mark) -> Result<(), MarkerError> {
         let mut request = [mark as u8; MARK_BYTES];
         request[1..].copy_from_slice(&image.to_le_bytes());
@@ -82,7 +81,7 @@ impl Marker {
     }
 }
 
-/// A lock on a record, for as long as any copy of its descriptor is open.
+/// A lock on a record, held while any copy of its descriptor is open.
 #[derive(Debug)]
 pub(super) struct LockedRecord(File);
 
@@ -92,7 +91,7 @@ impl LockedRecord {
     }
 }
 
-/// Opens a record when no watcher writes it any more.
+/// Opens a record once no watcher writes to it any more.
 pub(super) fn locked_record(path: &Path) -> io::Result<LockedRecord> {
     let file = File::options()
         .append(true)
@@ -113,7 +112,7 @@ pub(super) fn locked_record(path: &Path) -> io::Result<LockedRecord> {
     }
 }
 
-/// Empties a record.
+/// Truncates a record to zero length.
 pub(super) fn empty(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),

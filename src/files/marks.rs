@@ -1,4 +1,4 @@
-//! The mounted file systems that a watcher has to watch.
+//! Selection of the mounted file systems for a watcher.
 
 use std::io;
 use std::path::Path;
@@ -7,7 +7,7 @@ use super::fanotify::Group;
 use super::record_line::Line;
 use crate::mount_table::Mount;
 
-/// File systems of the kernel's own, in which a job has no files.
+/// Kernel file systems, which contain no files of a job.
 const KERNELS_OWN: [&str; 20] = [
     "autofs",
     "binfmt_misc",
@@ -31,13 +31,13 @@ const KERNELS_OWN: [&str; 20] = [
     "tracefs",
 ];
 
-/// Watches every file system on which the job can have files. Returns the mount points that are watched, and those that
-/// cannot be.
+/// Watches all file systems that can contain files of the job. Returns the watched mount points, and those that cannot
+/// be watched.
 pub(super) fn watch_all(group: &mut Group) -> io::Result<Line> {
     let mounts = Mount::all_of("self")?;
     let (mut watched, mut unwatched) = (Vec::new(), Vec::new());
     for mount in mounts.into_iter().filter(may_have_files) {
-        // A mount hidden below another is reached by the name of the upper one only.
+        // A mount hidden below another one cannot be reached by its path.
         if is_file(&mount.point) {
             continue;
         }
@@ -54,7 +54,7 @@ fn is_file(path: &Path) -> bool {
     path.symlink_metadata().is_ok_and(|found| !found.is_dir())
 }
 
-/// Returns true unless the file system is read-only, the kernel's own or that of the device files.
+/// Returns true unless the file system is read-only, a kernel file system or one of device files.
 fn may_have_files(mount: &Mount) -> bool {
     let is_devices = mount.point == Path::new("/dev");
     !mount.is_read_only() && !is_devices && !KERNELS_OWN.contains(&mount.kind.as_str())

@@ -1,12 +1,12 @@
-//! The files that a job writes, open or closed: who wrote what, which of them an image keeps, and how a restore makes
-//! them equal to the snapshot.
+//! The files that a job writes, open or closed: the record of changes, the files kept in an image, and the rollback to
+//! it.
 //!
 //! ```text
 //! watcher (in the sandbox) ── fanotify ──▶ record (lines in the store) ──▶ Record: per path, who wrote and when
-//! snapshot, job frozen:  Record + previous set ──▶ what changed ──▶ contents, KeptFiles
-//! restore:               KeptFiles + Record    ──▶ Rollback: checked first, then carried out
+//! snapshot, job frozen:  Record + previous set ──▶ changes ──▶ contents, KeptFiles
+//! restore:               KeptFiles + Record    ──▶ Rollback: checked first, then executed
 //! ```
-//! The files that the job has open at the snapshot are in `job`'s list as well, because CRIU opens them by name.
+//! Files that are open at the snapshot are also in the list of module `job`, because CRIU opens them by name.
 
 mod attributes;
 mod changes;

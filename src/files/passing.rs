@@ -1,5 +1,5 @@
-//! Files that the job creates and removes again at once, such as those through which processes hand over memory: a
-//! hundred a second, of which the record would grow without an end. No image has them, so no line is written.
+//! Short-lived files that the job creates and removes again, such as those by which processes hand over memory. With a
+//! hundred of them per second, the record would grow without limit. No image contains them, so they are not recorded.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
@@ -8,26 +8,25 @@ use std::time::{Duration, Instant};
 
 use super::record_line::JobChange;
 
-/// Time that a file has to exist for to be written down.
+/// Minimum age of a file for its changes to be recorded.
 const HOLD: Duration = Duration::from_secs(1);
-/// Limit on the names that are remembered of a folder. Every file in a larger folder is written down.
+/// Limit on the names stored for a folder. Every file in a larger folder is recorded.
 const NAMES_MAX: usize = 10_000;
-/// Limit on the files that are held back.
+/// Limit on the files whose changes are held back.
 const HELD_BACK_MAX: usize = 10_000;
 
-/// The changes of new files that are not written down yet.
+/// Changes of new files that are not recorded yet.
 #[derive(Debug, Default)]
 pub(super) struct Passing {
     folders: HashMap<PathBuf, Names>,
     new: HashMap<PathBuf, New>,
 }
 
-/// The names in a folder that exist or existed.
+/// Names in a folder that exist or have existed.
 #[derive(Debug)]
 struct Names {
     names: HashSet<OsString>,
-    /// True if all earlier events of the folder were read after it was listed. Before that, a name may have existed that
-    /// the list does not have.
+    /// True if all events from before the listing were read. Until then, a name missing in the list may have existed.
     is_complete: bool,
 }
 
@@ -38,7 +37,7 @@ struct New {
 }
 
 impl Passing {
-    /// Remembers the names that a folder had when it was listed.
+    /// Stores the names in a folder at its listing.
     pub fn list(&mut self, folder: &Path, names: impl Iterator<Item = OsString>) {
         let names: HashSet<OsString> = names.take(NAMES_MAX).collect();
         if names.len() < NAMES_MAX {
@@ -50,14 +49,14 @@ impl Passing {
         }
     }
 
-    /// Notes that every event up to now has been read.
+    /// Records that every event up to now has been read.
     pub fn caught_up(&mut self) {
         for folder in self.folders.values_mut() {
             folder.is_complete = true;
         }
     }
 
-    /// Notes that a name exists or existed.
+    /// Adds a name that exists or has existed.
     pub fn know(&mut self, path: &Path) {
         let folder = path.parent().unwrap_or(path);
         let (Some(names), Some(name)) = (self.folders.get_mut(folder), path.file_name()) else {
@@ -69,12 +68,12 @@ impl Passing {
         }
     }
 
-    /// Forgets a folder that has another name now, or none, with everything in it.
+    /// Removes a folder that was renamed or removed, with its contents.
     pub fn forget(&mut self, folder: &Path) {
         self.folders.retain(|path, _| !path.starts_with(folder));
     }
 
-    /// Takes a change of a file by the job. Returns false if it is to be written down at once.
+    /// Accepts a change of a file by the job. Returns false if it must be recorded immediately.
     pub fn take(&mut self, path: &Path, change: JobChange, now: Instant) -> bool {
         if let Some(new) = self.new.get_mut(path) {
             if change == JobChange::Gone && path.symlink_metadata().is_err() {
@@ -104,12 +103,12 @@ impl Passing {
             .is_none_or(|(folder, name)| !folder.is_complete || folder.names.contains(name))
     }
 
-    /// Returns what is to be written down of the files that have existed for a while.
+    /// Returns the changes to be recorded of files above the minimum age.
     pub fn settled(&mut self, now: Instant) -> Vec<(PathBuf, Vec<JobChange>)> {
         self.release(|new| now.saturating_duration_since(new.since) >= HOLD)
     }
 
-    /// Returns what is to be written down of all files that exist.
+    /// Returns the changes to be recorded of all files that exist.
     pub fn all(&mut self) -> Vec<(PathBuf, Vec<JobChange>)> {
         self.release(|_| true)
     }
@@ -138,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_came_and_went_is_not_written_down() {
+    fn a_short_lived_file_is_not_recorded() {
         let (folder, mut passing, now) = scene();
         passing.caught_up();
         let [new, stays] = ["new", "stays"].map(|name| folder.path().join(name));
@@ -151,13 +150,13 @@ mod tests {
         assert!(passing.settled(now).is_empty());
         let lines = vec![JobChange::Created, JobChange::Changed];
         assert_eq!(passing.settled(now + HOLD), [(stays.clone(), lines)]);
-        // It is known from here on, so its removal is written down.
+        // The file is known from here on, so its removal is recorded.
         assert!(!passing.take(&stays, JobChange::Created, now));
         assert!(!passing.take(&stays, JobChange::Gone, now));
     }
 
     #[test]
-    fn a_name_that_may_have_existed_is_written_down_at_once() {
+    fn a_name_that_may_have_existed_is_recorded_immediately() {
         let (folder, mut passing, now) = scene();
         let take = |passing: &mut Passing, name: &str| {
             passing.take(&folder.path().join(name), JobChange::Created, now)

@@ -1,4 +1,4 @@
-//! Patterns of paths in the settings `files.include` and `files.exclude`.
+//! Path patterns of the settings `files.include` and `files.exclude`.
 
 use std::path::{Path, PathBuf};
 
@@ -12,11 +12,11 @@ pub struct Patterns {
 }
 
 impl Patterns {
-    /// Reads the patterns; one that does not begin with `/` or `~/` is relative to `folder`, and one that matches a
-    /// folder matches everything in it.
+    /// Parses the patterns. A pattern that does not begin with `/` or `~/` is relative to `folder`. A pattern that
+    /// matches a folder matches everything in it.
     ///
     /// # Errors
-    /// The first pattern that is none, with the reason.
+    /// The first invalid pattern, with the reason.
     pub fn new(patterns: &[String], folder: &Path) -> Result<Self, globset::Error> {
         let mut set = GlobSetBuilder::new();
         let mut roots = Vec::new();
@@ -36,16 +36,16 @@ impl Patterns {
         Ok(Self { set, roots })
     }
 
-    /// Returns the paths above everything that a pattern can match.
+    /// Returns folders that contain everything a pattern can match.
     #[must_use]
     pub fn roots(&self) -> &[PathBuf] {
         &self.roots
     }
 
-    /// Returns true if a pattern matches the path, or a folder that it is in.
+    /// Returns true if a pattern matches the path or a folder above it.
     #[must_use]
     pub fn matches(&self, path: &Path) -> bool {
-        // As text, like the folder in a pattern: neither need be UTF-8.
+        // Both the path and the folder in a pattern are converted to text, because neither need be UTF-8.
         self.set.is_match(&*path.to_string_lossy())
     }
 }
@@ -61,7 +61,7 @@ fn split<'a>(pattern: &'a str, folder: &Path) -> (PathBuf, &'a str) {
     }
 }
 
-/// Returns the part of a relative pattern before the first special character, up to a folder's name.
+/// Returns the folder names of a relative pattern before the first special character.
 fn root(pattern: &str) -> PathBuf {
     let is_special = |name: &&str| name.contains(['*', '?', '[', '{', '\\']);
     pattern
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn patterns_are_relative_to_the_folder_and_take_what_is_in_folders() {
+    fn patterns_are_relative_to_the_folder_and_match_its_files() {
         let patterns = ["*.pt", "cache", "/data/**/x"].map(str::to_owned);
         let patterns = Patterns::new(&patterns, Path::new("/w[1]")).unwrap();
         let matched = |path: &str| patterns.matches(Path::new(path));

@@ -1,4 +1,4 @@
-//! Execution of a rollback. Every step can be repeated: a rollback that was interrupted is planned and executed anew.
+//! Execution of a rollback. Every step can be repeated: an interrupted rollback is planned and executed again.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -23,11 +23,11 @@ use crate::known_errors::is_disk_full;
 use crate::safe_path::Spot;
 use crate::sparse_writer::SparseWriter;
 
-/// Name of the folder for what the job created since the snapshot, in the folder of the restore.
+/// Name of the folder for files that the job created since the snapshot, in the folder of the restore.
 const CREATED: &str = "created";
-/// Name of the folder for copies of what a rollback overwrites.
+/// Name of the folder for copies of overwritten contents.
 const OVERWRITTEN: &str = "overwritten";
-/// Limit on the bytes that a rollback overwrites and that are saved: the job writes them again.
+/// Limit on the overwritten bytes that are saved. The job writes them again.
 const OVERWRITTEN_MAX: u64 = 256 << 20;
 
 fn system<T>(
@@ -42,36 +42,36 @@ fn system<T>(
     })
 }
 
-/// Where a rollback gets contents from, and where it puts what it replaces.
+/// Sources of contents for a rollback, and the place for the files that it replaces.
 pub struct Sources<'a, F> {
     /// The file of the record.
     pub record: &'a Path,
-    /// Folder for what the job loses, created when it is needed.
+    /// Folder for replaced files, created when it is needed.
     pub aside: &'a Path,
-    /// Contents that the store holds as files.
+    /// Files held in the store.
     pub held: &'a Held,
-    /// Writes so many bytes of a stream, from an offset on.
+    /// Writes the given number of bytes of a stream, from an offset on.
     pub content: F,
     /// Called before each step; tests fail here.
     pub before_step: &'a dyn Fn() -> io::Result<()>,
 }
 
-/// What a rollback has done.
+/// Result of a rollback.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Done {
-    /// Files that went aside.
+    /// Files that were set aside.
     pub aside: usize,
-    /// Files that were put back or got their names back.
+    /// Files that were restored or renamed back.
     pub put_back: usize,
-    /// Files whose content was overwritten and not saved, because there was too much of it.
+    /// Files whose overwritten content was not saved, because there was too much of it.
     pub not_saved: usize,
 }
 
 impl Rollback {
-    /// Makes the files equal to the set. First the record is told which files these are.
+    /// Makes the files equal to the set. First, the affected files are recorded.
     ///
     /// # Errors
-    /// The first step that fails. What was done stays done: the same rollback is planned again.
+    /// The first step that fails. Completed steps are not reverted, and the same rollback can be planned again.
     pub fn execute<F>(&self, sources: &Sources<'_, F>) -> Result<Done, RollbackError>
     where
         F: Fn(&str, u64, u64, &mut dyn Write) -> io::Result<()>,
@@ -89,7 +89,7 @@ impl Rollback {
         let created = sources.aside.join(CREATED);
         for path in &self.aside {
             let done = step().and_then(|()| set_aside(path, &created));
-            system("keep aside", path, done)?;
+            system("set aside", path, done)?;
         }
         let mut putting = PutBack {
             sources,
@@ -110,7 +110,7 @@ impl Rollback {
         for (path, file) in self.put_back.iter().filter(|(_, file)| !is_folder(file)) {
             system("put back", path, putting.put_back(path, file))?;
         }
-        // Files change the times of their folders.
+        // Changes of files change the times of their folders.
         for (path, file) in self.put_back.iter().rev() {
             if file.kind == Kind::Folder {
                 let spot = system("find", path, Spot::of(path))?;
@@ -124,7 +124,7 @@ impl Rollback {
         })
     }
 
-    /// Gives the files that the job appends to their attributes back. They have their sizes by now.
+    /// Restores the attributes of append-only files, after their sizes.
     ///
     /// # Errors
     /// The first file that cannot be changed.
@@ -143,8 +143,8 @@ impl Rollback {
         Ok(())
     }
 
-    /// Gives files their names back. A name may be another such file's present name: first all get a name for the time
-    /// between.
+    /// Renames files back. The earlier name may be another such file's present name, so all files get a temporary name
+    /// first.
     fn move_back(
         &self,
         created: &Path,
@@ -156,7 +156,7 @@ impl Rollback {
         }
         for (_, to) in &self.moves {
             let aside = step().and_then(|()| set_aside(to, created));
-            system("keep aside", to, aside)?;
+            system("set aside", to, aside)?;
             let done = step().and_then(|()| rename(&between(to), to));
             system("rename to", to, done)?;
         }
@@ -168,10 +168,10 @@ impl Rollback {
             path: path.to_owned(),
             change,
         };
-        // What goes aside is the job's, also where nobody saw the job create it.
+        // Files that are set aside belong to the job, even if their creation was not recorded.
         let created = self.aside.iter().chain(&self.folders);
         let created = created.map(|path| line(path, JobChange::Created));
-        // What is left under such a name by a rollback that was interrupted is found by the next one.
+        // Temporary names left by an interrupted rollback are found by the next one.
         let between = self.moves.iter().map(|(_, to)| between(to));
         let between = between.map(|path| line(&path, JobChange::Created));
         let changed = self.paths().map(|path| line(path, JobChange::Changed));
@@ -183,7 +183,7 @@ impl Rollback {
 /// Moves a file, link or empty folder below `aside`, under its whole path.
 fn set_aside(path: &Path, aside: &Path) -> io::Result<()> {
     let Ok(spot) = Spot::of(path) else {
-        return Ok(()); // its folder went aside
+        return Ok(()); // its folder was set aside
     };
     let from = spot.path();
     let found = match fs::symlink_metadata(&from) {
@@ -194,7 +194,7 @@ fn set_aside(path: &Path, aside: &Path) -> io::Result<()> {
     spot.allows(found.uid())?;
     if found.is_dir() {
         return match fs::remove_dir(&from) {
-            // What is in it is not the job's, or was not made since.
+            // The folder contains files of other programs, or older ones.
             Err(error) if error.raw_os_error() == Some(nix::libc::ENOTEMPTY) => Ok(()),
             done => done,
         };
@@ -219,7 +219,7 @@ fn set_aside(path: &Path, aside: &Path) -> io::Result<()> {
     }
 }
 
-/// Returns the name of a file between its present one and `to`.
+/// Returns the temporary name of a file that will be renamed to `to`.
 fn between(to: &Path) -> PathBuf {
     let mut name = OsString::from(".ckpt-run-moved-");
     name.push(to.file_name().unwrap_or_default());
@@ -237,9 +237,9 @@ fn rename(from: &Path, to: &Path) -> io::Result<()> {
 struct PutBack<'a, F> {
     sources: &'a Sources<'a, F>,
     created: &'a Path,
-    /// Paths that were put back, by device and inode at the snapshot: names of one file stay names of one file.
+    /// Restored paths by device and inode at the snapshot, so that hard links are restored as such.
     seen: HashMap<(u64, u64), PathBuf>,
-    /// Bytes that were overwritten and are saved.
+    /// Overwritten bytes that were saved.
     saved: u64,
     not_saved: usize,
 }
@@ -262,7 +262,7 @@ where
             spot.allows(file.owner.0)?;
         }
         if now.is_some() && !is_kind {
-            // Of another kind, or a link to another place: the job made it.
+            // The job created a file of another kind, or a link with another target.
             set_aside(path, self.created)?;
         }
         match &file.kind {
@@ -270,7 +270,7 @@ where
                 if !is_kind {
                     DirBuilder::new().mode(0o700).create(&at)?;
                 }
-                // The folder itself, whatever its name is by now.
+                // The folder is opened, so that a rename cannot affect the following steps.
                 let folder = spot.open(File::options().read(true), nix::libc::O_DIRECTORY)?;
                 fchown(&folder, Some(file.owner.0), Some(file.owner.1))?;
                 folder.set_permissions(Permissions::from_mode(file.mode))?;
@@ -315,13 +315,13 @@ where
         let held = held.transpose()?;
         let is_other = now.is_some_and(|now| now.nlink() > 1 && now.ino() != file.identity.1);
         if is_other && (held.is_some() || matches!(content, Content::Kept { .. })) {
-            // The job has given this name to another file: what is written must not reach that one.
+            // The job has given this name to another file, which must not be overwritten.
             set_aside(path, self.created)?;
         }
         if let Some((held, source)) = &held
             && source.metadata()?.ino() == file.identity.1
         {
-            // Another name of the file itself.
+            // The name is another name of the file itself.
             set_aside(path, self.created)?;
             fs::hard_link(held, at)?;
         }
@@ -360,7 +360,7 @@ where
         set_time(at, file)
     }
 
-    /// Saves what is about to be overwritten, if it is not too much.
+    /// Saves a content that will be overwritten, within the limit.
     fn save(&mut self, path: &Path, target: &File) -> io::Result<()> {
         let bytes = target.metadata()?.len();
         if bytes == 0 {
@@ -377,7 +377,7 @@ where
             let copied = io::copy(&mut &*target, &mut &saved);
             std::io::Seek::rewind(&mut &*target)?;
             if copied.is_err_and(|error| is_disk_full(&error)) {
-                // The job writes it again; its files come first.
+                // The disk is full. The job writes this content again, and its files need the space.
                 self.not_saved += 1;
                 return fs::remove_file(copy);
             }
@@ -386,20 +386,19 @@ where
     }
 }
 
-/// Refuses a file that is about to be changed and that another user can have put there: one of another owner than the
-/// job's file had.
+/// Refuses a file that another user can have put in the place of the job's file: its owner differs.
 fn not_of_others(spot: &Spot, opened: &File, file: &KeptFile) -> io::Result<()> {
     let now = opened.metadata()?;
     if !now.is_file() || now.uid() != file.owner.0 || spot.is_lent(&now)? {
         return Err(io::Error::new(
             io::ErrorKind::PermissionDenied,
-            "another file has been put in its place",
+            "another user's file is in its place",
         ));
     }
     Ok(())
 }
 
-/// Makes `path` another name of the file at `first`.
+/// Makes `path` a hard link to the file at `first`.
 fn link_to(first: &Path, path: &Path, created: &Path) -> io::Result<()> {
     let (source, target) = (Spot::of(first)?, Spot::of(path)?);
     let inode = |spot: &Spot| fs::symlink_metadata(spot.path()).map(|found| found.ino());
@@ -411,7 +410,7 @@ fn link_to(first: &Path, path: &Path, created: &Path) -> io::Result<()> {
     fs::hard_link(source.path(), target.path())
 }
 
-/// Returns the path of a file below the folder `aside`, under its whole path, and creates the folders to it.
+/// Returns the full path of a file below the folder `aside`, and creates its parent folders.
 fn aside_path(path: &Path, aside: &Path) -> io::Result<PathBuf> {
     let to = aside.join(path.strip_prefix("/").unwrap_or(path));
     let folder = to.parent().unwrap_or(aside);

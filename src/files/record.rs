@@ -1,10 +1,10 @@
-//! The record of who changed which file: lines that the watcher writes into the store, and the table they add up to.
+//! The record of changes by path and program: lines that the watcher writes to the store, and the resulting table.
 //!
 //! ```text
 //! begin │ job /w/a created │ other /w/notes │ image 1 │ job /w/a changed │ … │ end
 //! ```
-//! What is between two lines `image` happened between these images. A part without `end` was cut short by the end of
-//! the machine or of the watcher: what changed last may be missing.
+//! Changes between two lines `image` happened between these images. A part without `end` was cut short because the
+//! machine or the watcher stopped; the last changes may be missing.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::OsString;
@@ -21,7 +21,7 @@ pub use since::Since;
 mod compaction;
 mod since;
 
-/// What is known of one path. Times are counts of images: a path touched at 3 was touched after the third line `image`.
+/// Changes of one path. Times are counts of images: a path touched at 3 was touched after the third line `image`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Touch {
     /// First change by the job.
@@ -32,16 +32,16 @@ pub struct Touch {
     pub is_jobs_own: bool,
 }
 
-/// Time around a watcher's last sign of life in which changes may be missing: three intervals.
+/// Time around the watcher's last update of the record in which changes may be missing: three intervals.
 const ALIVE_MARGIN_NS: i64 = 3_000_000_000;
 
-/// The whole record of a run.
+/// The record of a run.
 #[derive(Debug, Default)]
 pub struct Record {
     path: PathBuf,
-    /// Bytes read of the file.
+    /// Bytes read from the file.
     read: u64,
-    /// Lines read of it, without those that the short form stands for.
+    /// Lines read from the file, without those that the compacted form replaces.
     lines: usize,
     now: usize,
     images: HashMap<u64, usize>,
@@ -53,13 +53,13 @@ pub struct Record {
     /// Spans of time in which changes are missing.
     cuts: Vec<(usize, (i64, i64))>,
     boot: String,
-    /// Mount points, and whether a watcher watches what is mounted there.
+    /// Mount points; the value is true if the file system is watched.
     mounts: BTreeMap<PathBuf, bool>,
     watching: bool,
 }
 
 impl Record {
-    /// Reads the record in the file `path`; an empty one where there is none.
+    /// Reads the record in the file `path`; empty if the file does not exist.
     ///
     /// # Errors
     /// The file cannot be read.
@@ -75,16 +75,16 @@ impl Record {
         Ok(record)
     }
 
-    /// Returns the file.
+    /// Returns the path of the file.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Forgets everything; the job starts from the beginning.
+    /// Removes all lines, because the job starts from the beginning.
     ///
     /// # Errors
-    /// The file cannot be emptied.
+    /// The file cannot be truncated.
     pub fn clear(&mut self) -> io::Result<()> {
         // A log without its base has a gap.
         marker::empty(&self.base())?;
@@ -96,7 +96,7 @@ impl Record {
         Ok(())
     }
 
-    /// Reads the lines that were added since.
+    /// Reads the lines added since the last read.
     ///
     /// # Errors
     /// The file cannot be read.
@@ -105,7 +105,7 @@ impl Record {
             return Ok(());
         };
         if file.metadata()?.len() < self.read {
-            self.gaps.push((self.now, "the log is gone".to_owned()));
+            self.gaps.push((self.now, "the log was removed".to_owned()));
             self.read = 0;
         }
         file.seek(SeekFrom::Start(self.read))?;
@@ -115,7 +115,7 @@ impl Record {
         })
     }
 
-    /// Adds the lines of a file; `count` is called with the bytes of each.
+    /// Adds the lines of a file and calls `count` with the bytes of each.
     fn read_lines(&mut self, file: File, count: impl Fn(&mut Self, usize)) -> io::Result<()> {
         let mut lines = BufReader::new(file);
         let mut text = Vec::new();
@@ -123,13 +123,13 @@ impl Record {
             text.clear();
             let got = lines.read_until(b'\n', &mut text)?;
             if text.last() != Some(&b'\n') {
-                // A line that was cut short: whoever writes next begins a new one behind it.
+                // The line is incomplete. The next writer begins a new line after it.
                 return Ok(());
             }
             count(self, got);
             match serde_json::from_slice(&text) {
                 Ok(line) => self.add(line),
-                // The end of a line that was cut short.
+                // The line is the end of an incomplete one.
                 Err(_) if text.len() == 1 => {}
                 Err(_) => self.gaps.push((self.now, "a line is damaged".to_owned())),
             }
@@ -141,7 +141,7 @@ impl Record {
             Line::Begin { boot } => {
                 if self.watching {
                     self.gaps
-                        .push((self.now, "a watcher did not end".to_owned()));
+                        .push((self.now, "a watcher did not finish".to_owned()));
                 }
                 self.boot = boot;
                 self.watching = true;
@@ -177,9 +177,8 @@ impl Record {
         }
     }
 
-    /// Writes down that the watcher ended with the job, where it has not written its last line. The machine may have
-    /// stopped, or everything in a container was killed. The watcher changes the time of the record as long as it
-    /// watches.
+    /// Records that the watcher ended with the job, if its last line is missing. The machine may have stopped, or
+    /// everything in a container was killed. The watcher updates the time of the record as long as it is running.
     ///
     /// # Errors
     /// The record cannot be written.
@@ -191,7 +190,7 @@ impl Record {
         let until_ns = if self.boot == clock::boot() {
             alive_ns + ALIVE_MARGIN_NS
         } else {
-            // The times of files written last before a power failure are not reliable.
+            // After a power failure, the times of recently written files are not reliable.
             clock::boot_ns()
         };
         let from_ns = alive_ns - ALIVE_MARGIN_NS;
@@ -216,7 +215,7 @@ impl Record {
     }
 
     fn touch(&mut self, path: PathBuf, change: JobChange) {
-        // A file may have another name by the time its creation is read, where its folder was renamed.
+        // The file may have another name by the time its creation is read, if its folder was renamed.
         self.touch_as(path, |record, path| {
             change == JobChange::Created || !record.existed(path)
         });
@@ -237,7 +236,7 @@ impl Record {
         self.touched.insert(path, touch);
     }
 
-    /// Returns true if a path that the job has not touched exists, for all that is known.
+    /// Returns true if a path that the job has not touched may have existed.
     fn existed(&self, path: &Path) -> bool {
         if self.others.contains_key(path) {
             return true;
@@ -245,7 +244,7 @@ impl Record {
         let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
             return true;
         };
-        // Nothing was in a folder that the job created, unless another program created a part of the way.
+        // A folder created by the job was empty, unless another program created a part of the path.
         for above in folder.ancestors() {
             if self.others.contains_key(above) {
                 break;
@@ -259,7 +258,7 @@ impl Record {
             .is_none_or(|names| names.contains(name))
     }
 
-    /// Returns all paths that the job has touched, with what is known of them.
+    /// Returns all paths that the job has touched, with their changes.
     pub fn touched(&self) -> impl Iterator<Item = (&Path, Touch)> {
         self.touched
             .iter()
@@ -279,7 +278,7 @@ impl Record {
         by_job.max(self.others.get(path).copied())
     }
 
-    /// Returns the time of an image; the beginning for one that the record does not have.
+    /// Returns the time of an image; the beginning for an image without a line.
     #[must_use]
     pub fn time_of(&self, image: u64) -> usize {
         self.images.get(&image).copied().unwrap_or(0)
@@ -295,13 +294,13 @@ impl Record {
         (!is_watched).then_some(mount.as_path())
     }
 
-    /// Returns true if a file system that cannot be watched is mounted at this very path.
+    /// Returns true if a file system that cannot be watched is mounted at this path.
     #[must_use]
     pub fn is_unwatched_mount(&self, path: &Path) -> bool {
         self.mounts.get(path).is_some_and(|is_watched| !is_watched)
     }
 
-    /// Returns the reason why changes may be missing from a time on.
+    /// Returns the reason why changes from a time on may be missing.
     #[must_use]
     pub fn gap_since(&self, time: usize) -> Option<String> {
         let mut gaps = self.gaps.iter();
@@ -309,7 +308,7 @@ impl Record {
         gap.map(|(_, reason)| reason.clone())
     }
 
-    /// Returns what happened since an image.
+    /// Returns the changes since an image.
     #[must_use]
     pub fn since(&self, image: u64) -> Since<'_> {
         Since {
@@ -319,7 +318,7 @@ impl Record {
     }
 }
 
-/// Returns the paths that the job has changed, by the record in a file.
+/// Returns the paths that the job has changed, according to the record in a file.
 ///
 /// # Errors
 /// The record cannot be read.
@@ -327,7 +326,7 @@ pub fn changed_by_job(record: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(Record::open(record)?.touched.into_keys().collect())
 }
 
-/// Opens a file for reading, if it is there.
+/// Opens a file for reading, if it exists.
 fn open(path: &Path) -> io::Result<Option<File>> {
     match File::open(path) {
         Ok(file) => Ok(Some(file)),
@@ -412,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_taken_by_a_rename_is_the_jobs_own_unless_it_was_there() {
+    fn a_name_taken_by_a_rename_is_the_jobs_own_unless_it_existed() {
         let names = Line::Names {
             folder: "/w".into(),
             names: vec!["old".into()],

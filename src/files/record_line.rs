@@ -15,9 +15,9 @@ use crate::path_text;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Line {
-    /// A watcher begins, on this boot of the machine.
+    /// A watcher starts, on this boot of the machine.
     Begin { boot: String },
-    /// File systems are mounted here, and the watcher watches them or cannot.
+    /// File systems at these mount points, watched or not watchable.
     Mounts {
         #[serde(with = "path_text::list")]
         watched: Vec<PathBuf>,
@@ -37,33 +37,33 @@ pub(super) enum Line {
         #[serde(default)]
         created: bool,
     },
-    /// The short form of a record begins: it stands for so many bytes of the log.
+    /// Start of a compacted record, which replaces this many bytes of the log.
     Base { read: u64 },
-    /// In the short form: the job changed a path.
+    /// Line of a compacted record: the job changed a path.
     Touched {
         #[serde(with = "path_text")]
         path: PathBuf,
         is_jobs_own: bool,
     },
-    /// The names in a folder when the job first changed something in it.
+    /// Names in a folder at the job's first change in it.
     Names {
         #[serde(with = "path_text")]
         folder: PathBuf,
         #[serde(with = "path_text::list")]
         names: Vec<OsString>,
     },
-    /// Everything before belongs to this image or an earlier one.
+    /// Mark of an image: all earlier lines belong to it or to earlier ones.
     Image { id: u64 },
     /// Changes are missing here.
     Gap { reason: String },
-    /// The watcher ended together with the job, without its last line. Changes are missing from this time to that one,
-    /// in nanoseconds since 1970.
+    /// The watcher ended together with the job, without its last line. Changes between these times are missing, in
+    /// nanoseconds since 1970.
     Cut { from_ns: i64, until_ns: i64 },
-    /// The watcher has seen everything up to here.
+    /// End of a complete part: the watcher has recorded everything up to here.
     End,
 }
 
-/// What the job did to a path.
+/// Change of a path by the job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum JobChange {
@@ -71,12 +71,12 @@ pub(super) enum JobChange {
     MovedTo,
     Changed,
     Gone,
-    /// A folder lost this name, with everything in it.
+    /// A folder lost this name. The same applies to everything in it.
     FolderGone,
 }
 
 impl JobChange {
-    /// All kinds.
+    /// All variants.
     pub const ALL: [Self; 5] = [
         Self::Created,
         Self::MovedTo,
@@ -96,9 +96,9 @@ impl JobChange {
     }
 }
 
-/// Adds lines to a record.
+/// Appends lines to a record.
 pub(super) fn append(record: &Path, lines: &[Line]) -> io::Result<()> {
-    // What is there may end within a line.
+    // The record may end within a line.
     let mut text = vec![b'\n'];
     for line in lines {
         serde_json::to_writer(&mut text, line)?;

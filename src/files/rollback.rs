@@ -1,8 +1,8 @@
-//! The rollback of the job's files to the set of an image.
+//! Rollback of the job's files to the set of an image.
 //!
-//! The plan is a pure comparison: it checks everything and changes nothing. Before it is carried out, the record in the
-//! store is told of every path that it changes. A rollback that is cut short, by a kill or a full disk, is therefore
-//! planned again from what it left, and ends in the same state.
+//! The plan is a pure comparison: it checks everything and changes nothing. Before its execution, every path that it
+//! changes is added to the record in the store. A rollback interrupted by a kill or a full disk is therefore planned
+//! again from the intermediate state, and has the same result.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::Metadata;
@@ -16,25 +16,25 @@ use super::lost::{Lost, OnLost, RollbackError, Why};
 use super::patterns::Patterns;
 use super::record::Since;
 
-/// Mode bits of a folder for everybody: writable by all, and removal by the owner only.
+/// Mode bits of a shared folder: writable by all, removal by the owner only.
 const SHARED: u32 = 0o1002;
 
-/// The steps that make the job's files equal to a set.
+/// Steps that make the job's files equal to a set.
 #[derive(Debug, Default)]
 pub struct Rollback {
-    /// Files and links that the job created since: they go aside.
+    /// Files and links created by the job since the snapshot. They are set aside.
     pub(super) aside: Vec<PathBuf>,
-    /// Folders that the job created since, what is in a folder before it: they are removed.
+    /// Folders created by the job since the snapshot, contents before their folder. They are removed.
     pub(super) folders: Vec<PathBuf>,
-    /// Files that the job renamed since and whose content is nowhere else: the present name, and the earlier one.
+    /// Files renamed by the job whose content exists nowhere else: present name, earlier name.
     pub(super) moves: Vec<(PathBuf, PathBuf)>,
-    /// What is put back, in the order of the paths: folders before what is in them.
+    /// Files to restore in the order of their paths: folders before their contents.
     pub(super) put_back: Vec<(PathBuf, KeptFile)>,
-    /// Files that the job appends to and that have other attributes now: their content is rolled back elsewhere.
+    /// Append-only files with changed attributes. Their content is rolled back by `job::rewind`.
     pub(super) appended: Vec<(PathBuf, KeptFile)>,
-    /// Files with several names of which one stays as it is, by device and inode at the snapshot.
+    /// Files with several names of which one is unchanged, by device and inode at the snapshot.
     pub(super) siblings: HashMap<(u64, u64), PathBuf>,
-    /// Files that stay as they are, although they differ.
+    /// Files that stay different from the snapshot.
     pub lost: Vec<Lost>,
 }
 
@@ -43,15 +43,15 @@ pub struct Rollback {
 pub struct Place<'a> {
     /// The job's working folder.
     pub folder: &'a Path,
-    /// Paths that are ckpt-run's own: the store, and the files that its output goes to.
+    /// Paths that belong to ckpt-run: the store, and the files that receive its output.
     pub ours: &'a [PathBuf],
-    /// Contents that the store holds as files.
+    /// Files held in the store.
     pub held: &'a Held,
     /// `files.include`.
     pub included: &'a Patterns,
     /// `files.exclude`.
     pub excluded: &'a Patterns,
-    /// What happens when a file cannot be put back.
+    /// Treatment of a file that cannot be restored.
     pub on_lost: OnLost,
 }
 
@@ -71,8 +71,8 @@ impl Comparison<'_> {
         self.is_unwatched(folder) || self.since.has_cuts()
     }
 
-    /// Returns true if the last change of this path may be missing in the record; `changed_ns` is its time, `None` if
-    /// the path is gone.
+    /// Returns true if the last change of this path may be missing in the record. `changed_ns` is its time; `None` if
+    /// the path does not exist.
     fn may_miss(&self, path: &Path, changed_ns: Option<i64>) -> bool {
         self.is_unwatched(path)
             || changed_ns.map_or_else(|| self.since.has_cuts(), |at| self.since.may_miss(at))
@@ -82,11 +82,11 @@ impl Comparison<'_> {
         self.gap.is_some() || self.since.unwatched_mount(path).is_some()
     }
 
-    /// Returns true if the job is known to have changed a file of the set since, or may have done so in a way that leaves
-    /// no trace.
+    /// Returns true if the job has changed a file of the set since, according to the record, or may have done so
+    /// without a record.
     fn is_by_job(&self, path: &Path, then: &KeptFile) -> bool {
         let by_unrecorded = || match then.writer {
-            // Its path in the record may be another one, where a folder is mounted twice.
+            // The path in the record may differ if a folder is mounted twice.
             Writer::Open => !self.since.by_others(path),
             Writer::Included => true,
             Writer::Job | Writer::Unknown => self.place.included.matches(path),
@@ -96,11 +96,10 @@ impl Comparison<'_> {
 }
 
 impl Rollback {
-    /// Compares the files with the set of an image, and with what happened since.
+    /// Compares the files with the set of an image and with the changes since.
     ///
     /// # Errors
-    /// [`RollbackError::Lost`] names all files that would differ, unless the user accepts that;
-    /// [`RollbackError::Scan`].
+    /// [`RollbackError::Lost`] with all files that would differ, unless the user accepts that; [`RollbackError::Scan`].
     pub fn plan(
         set: &KeptFiles,
         since: Since<'_>,
@@ -127,14 +126,14 @@ impl Rollback {
             let found = path.symlink_metadata().ok();
             let is_folder = found.as_ref().is_some_and(Metadata::is_dir);
             match (since.was_not_jobs(&touch), found) {
-                // It was not there at the snapshot.
+                // The path did not exist at the snapshot.
                 (true, _) if since.is_of_others(path) => {}
-                // A folder of another program is not lost by what the job creates in it.
-                // Nor is a device, a named pipe or a socket, which have no content.
+                // Files that the job creates in another program's folder do not make that folder lost. Devices, named
+                // pipes and sockets have no content to lose.
                 (true, Some(found)) if is_folder || is_special(&found) => {}
                 (true, _) => plan.lose(path, Why::NotYetJobs),
                 (false, Some(_)) if is_folder => plan.folders.push(path.to_owned()),
-                // A set has no sockets, named pipes and devices; CRIU takes care of those of that time.
+                // A set has no sockets, named pipes and devices. CRIU restores those that existed.
                 (false, Some(found)) if is_special(&found) && !since.is_first(&touch) => {}
                 (false, Some(_)) => plan.aside.push(path.to_owned()),
                 (false, None) => {}
@@ -161,7 +160,7 @@ impl Rollback {
         self.lost.push(Lost { path, why });
     }
 
-    /// Decides about a file of the set.
+    /// Determines the steps for a file of the set.
     fn compare(&mut self, path: &Path, then: &KeptFile, comparison: Comparison<'_>) {
         let now = KeptFile::of(path);
         let frozen_ns = comparison.set.frozen_ns;
@@ -169,7 +168,8 @@ impl Rollback {
             .as_ref()
             .is_some_and(|now| then.is_unchanged(now, frozen_ns) || is_same_folder(then, now))
         {
-            // Its time is that of the job's last file in it; an interrupted rollback may have set another.
+            // The folder's time is that of the job's last change in it. An interrupted rollback may have set another
+            // one.
             let is_late = now.is_some_and(|now| now.modified_ns != then.modified_ns);
             if then.kind == Kind::Folder && is_late && comparison.since.by_job(path) {
                 self.put_back.push((path.to_owned(), then.clone()));
@@ -186,11 +186,11 @@ impl Rollback {
             let may_be_job =
                 comparison.may_miss(path, changed_ns) || then.writer == Writer::Unknown;
             match &now {
-                // Another program has changed it; a job that was never interrupted would see that, too.
+                // Another program has changed the file. An uninterrupted job would see that change, too.
                 _ if !may_be_job => {}
                 Some(_) if is_there => {}
                 Some(_) => self.lose(path, Why::Unknown),
-                // To create it overwrites nothing.
+                // The creation overwrites nothing.
                 None => self.decide_content(path, then, false, comparison),
             }
             return;
@@ -230,8 +230,8 @@ impl Rollback {
         self.put_back.push((path.to_owned(), then.clone()));
     }
 
-    /// Finds the present names of files whose content is nowhere else: logs that the job appends to and rotates, and
-    /// files that are too large.
+    /// Finds the present names of files whose content exists nowhere else: logs that the job appends to and rotates,
+    /// and large files.
     fn find_renamed(&mut self, set: &KeptFiles) {
         let is_elsewhere = |file: &KeptFile| match file.kind {
             Kind::File { ref content, .. } => {
@@ -266,7 +266,7 @@ impl Rollback {
             self.aside.retain(|path| *path != from);
             self.lost
                 .retain(|lost| lost.path != **to || lost.why == Why::Owner);
-            // Only its name, and what else is not content.
+            // Only the name and the attributes are restored.
             let is_planned = self.put_back.iter().any(|(path, _)| path == *to);
             if !then.is_appended() && !is_planned {
                 self.put_back.push(((*to).clone(), (*then).clone()));
@@ -276,7 +276,7 @@ impl Rollback {
         self.put_back.sort_by(|left, right| left.0.cmp(&right.0));
     }
 
-    /// Searches for new files that nobody has recorded: in the working folder and wherever the job has files.
+    /// Searches for new files without a record: in the working folder and in all folders of the job's files.
     fn look_around(&mut self, comparison: Comparison<'_>) -> Result<(), RollbackError> {
         let Comparison {
             set, since, place, ..
@@ -297,7 +297,7 @@ impl Rollback {
         };
         let mut found = Vec::new();
         let mut see = |path: &Path, metadata: &Metadata| {
-            // A folder changes with what is in it; what counts is its creation.
+            // A folder's change time depends on its contents. Its creation time is compared.
             let at = if metadata.is_dir() {
                 born_ns(metadata)
             } else {
@@ -332,7 +332,7 @@ impl Rollback {
         Ok(())
     }
 
-    /// Adds the folders whose times the rollback changes by what it does in them.
+    /// Adds folders whose times change because the rollback changes files in them.
     fn add_parents(&mut self, set: &KeptFiles) {
         let parents: BTreeSet<PathBuf> = self
             .paths()
@@ -350,7 +350,7 @@ impl Rollback {
         self.put_back.sort_by(|left, right| left.0.cmp(&right.0));
     }
 
-    /// Finds the names that stay as they are of files that get another name back.
+    /// Finds unchanged names of files of which another name is restored.
     fn find_siblings(&mut self, set: &KeptFiles) {
         let put_back = self.put_back.iter();
         let planned: HashMap<&Path, (u64, u64)> = put_back
@@ -365,7 +365,7 @@ impl Rollback {
         self.siblings = siblings.collect();
     }
 
-    /// Returns the path at which a file is before the rollback.
+    /// Returns the path of a file before the rollback.
     #[must_use]
     pub fn present_path<'a>(&'a self, path: &'a Path) -> &'a Path {
         let mut moves = self.moves.iter();
@@ -397,7 +397,7 @@ impl Rollback {
     }
 }
 
-/// Returns true for a folder in which any program creates files, as `/tmp`.
+/// Returns true for a folder in which all users can create files, such as `/tmp`.
 fn is_shared(folder: &Path) -> bool {
     let found = folder.symlink_metadata();
     found.is_ok_and(|found| found.mode() & SHARED == SHARED)

@@ -1,4 +1,4 @@
-//! Tests of rollbacks on a real folder, without CRIU: the record is written by hand.
+//! Tests of rollbacks in a real folder without CRIU. The tests write the record themselves.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -21,7 +21,7 @@ use super::rollback::{Place, Rollback};
 /// Number of the image in these tests.
 const IMAGE: u64 = 1;
 
-/// A folder of a job, a store, and the job's files at the snapshot.
+/// A job's folder, a store, and the job's files at the snapshot.
 struct Scene {
     folder: TempDir,
     contents: BTreeMap<String, Vec<u8>>,
@@ -29,7 +29,7 @@ struct Scene {
 }
 
 impl Scene {
-    /// A job has created these files; each is in the image.
+    /// Creates a scene in which a job has created these files, all of them in the image.
     fn new(files: &[(&str, &str)]) -> Self {
         let folder = tempfile::tempdir_in("/var/tmp").unwrap();
         fs::create_dir(folder.path().join("store")).unwrap();
@@ -55,7 +55,7 @@ impl Scene {
         self.folder.path().join("store/record")
     }
 
-    /// Takes everything in the folder into the set.
+    /// Adds all files in the folder to the set.
     fn snapshot(&mut self) {
         let work = self.path("");
         for path in super::folder_scan::everything_in(&work).unwrap() {
@@ -68,7 +68,7 @@ impl Scene {
             }
             self.set.files.insert(path, file);
         }
-        // Files of this moment count as changed: their times do not tell.
+        // Files with this timestamp count as changed.
         self.set.frozen_ns = crate::clock::unix_ns();
         let boot = String::new();
         let lines = [Line::Begin { boot }, Line::Image { id: IMAGE }];
@@ -78,7 +78,7 @@ impl Scene {
     fn content_of(&mut self, name: &str, content: Content) {
         let file = self.set.files.get_mut(&self.path(name)).unwrap();
         let Kind::File { content: known, .. } = &mut file.kind else {
-            panic!("{name} is no file");
+            panic!("{name} is not a file");
         };
         *known = content;
     }
@@ -133,7 +133,7 @@ impl Scene {
         }
     }
 
-    /// Describes the job's folder: everything but inodes and times of inodes.
+    /// Describes the job's folder, without inodes and their times.
     fn tree(&self) -> Vec<String> {
         let mut inodes = Vec::new();
         let mut paths = super::folder_scan::everything_in(&self.path("")).unwrap();
@@ -157,7 +157,7 @@ impl Scene {
     }
 }
 
-/// A job's folder with everything that a rollback handles, changed since in every way.
+/// A job's folder with every kind of file that a rollback handles, changed in every way.
 fn changed_everywhere() -> (Scene, Vec<String>) {
     let mut scene = Scene::new(&[
         ("state", "state at the snapshot"),
@@ -244,7 +244,7 @@ fn a_rollback_stopped_at_any_step_is_completed_by_the_next() {
         };
         let plan = scene.plan(OnLost::Refuse).unwrap();
         let is_whole = scene.execute(&plan, &fail).is_ok();
-        // A new supervisor knows nothing but the record.
+        // A new supervisor has only the record.
         let plan = scene.plan(OnLost::Refuse);
         let plan = plan.unwrap_or_else(|error| panic!("stopped at step {failing}: {error}"));
         scene.execute(&plan, &|| Ok(())).unwrap();
@@ -257,7 +257,7 @@ fn a_rollback_stopped_at_any_step_is_completed_by_the_next() {
 }
 
 #[test]
-fn what_others_changed_stays_and_what_both_changed_refuses() {
+fn changes_by_others_stay_and_changes_by_both_are_refused() {
     let mut scene = Scene::new(&[("notes", "theirs"), ("shared", "of both")]);
     scene.snapshot();
     fs::write(scene.path("notes"), "edited").unwrap();
@@ -279,7 +279,7 @@ fn what_others_changed_stays_and_what_both_changed_refuses() {
 }
 
 #[test]
-fn a_file_of_others_that_the_job_removed_was_not_there() {
+fn a_foreign_file_that_the_job_removed_is_not_restored() {
     let mut scene = Scene::new(&[("state", "x")]);
     scene.snapshot();
     let path = scene.path("order");
@@ -291,7 +291,7 @@ fn a_file_of_others_that_the_job_removed_was_not_there() {
 }
 
 #[test]
-fn what_cannot_be_put_back_is_named_and_never_cut() {
+fn unrestorable_files_are_named_and_never_truncated() {
     let mut scene = Scene::new(&[("big", "not kept"), ("input", "the user's")]);
     scene.snapshot();
     let input = scene.path("input");
@@ -317,7 +317,7 @@ fn what_cannot_be_put_back_is_named_and_never_cut() {
 }
 
 #[test]
-fn a_large_file_that_was_replaced_comes_back_from_its_link() {
+fn a_large_file_that_was_replaced_is_restored_from_its_link() {
     let mut scene = Scene::new(&[("big", "first")]);
     scene.snapshot();
     let held = Held::of(&scene.folder.path().join("store"));
@@ -339,7 +339,7 @@ fn a_large_file_that_was_replaced_comes_back_from_its_link() {
 }
 
 #[test]
-fn without_a_watcher_changes_are_refused_and_missing_files_return() {
+fn unwatched_changes_are_refused_and_missing_files_return() {
     let mut scene = Scene::new(&[("gone", "x"), ("changed", "x")]);
     scene.snapshot();
     for file in scene.set.files.values_mut() {

@@ -1,9 +1,9 @@
 #![allow(unsafe_code, reason = "descriptors are inherited by number")]
-//! The process that watches a job's files: a child of the sandbox's pid 1, beside the job's tree.
+//! The watcher of a job's files: a child of the sandbox's pid 1, outside of the job's tree.
 //!
-//! It is in the job's PID namespace, so that the kernel tells it the job's processes from all others: those show as
-//! pid 0, and a process that has ended keeps its number. It writes lines of the record, each once between two images,
-//! and ends when pid 1 closes its standard input.
+//! The watcher is in the job's PID namespace. The kernel reports processes outside of the namespace as pid 0, and the
+//! job's processes by their number even after they have exited. The watcher writes lines of the record, each once
+//! between two images, and exits when pid 1 closes its standard input.
 
 use std::collections::{HashSet, VecDeque};
 use std::ffi::OsString;
@@ -29,27 +29,27 @@ use super::passing::Passing;
 use super::record_line::{JobChange, Line};
 use crate::clock;
 
-/// First argument by which the binary knows that it is to be a watcher; the folders in which nothing is the job's follow.
+/// First argument that makes the binary a watcher. The folders of ckpt-run follow, which contain no files of the job.
 pub const WATCHER_ARGUMENT: &str = "__watch";
-/// Number of the descriptor of the record. The next is the connection to the supervisor.
+/// Descriptor of the record. The next number is the connection to the supervisor.
 pub const LOG_DESCRIPTOR: RawFd = 200;
 /// Pid 1 of the sandbox, which changes no file of the job.
 const INIT: i32 = 1;
-/// Time after which lines are made durable, and between two signs of life.
+/// Interval between two updates of the record's time, at which new lines are made durable.
 const ALIVE_EVERY: Duration = Duration::from_secs(1);
-/// Reason that the record has if the watcher alone is killed.
+/// Reason for a gap in the record if only the watcher was killed.
 const KILLED: &str = "the process that watches the job's files was killed";
-/// Limit on the reads after which a mark counts as done, whatever else happens on the machine.
+/// Limit on the reads for a mark, so that it is answered on a busy machine.
 const DRAIN_READS_MAX: usize = 10_000;
-/// Limit on the entries of the working folder that are listed before the job starts.
+/// Limit on the listed entries of the working folder before the job starts.
 const LISTED_MAX: usize = 50_000;
-/// Beginnings of names that CRIU makes and removes beside the job's files and in `/tmp`.
+/// Prefixes of names that CRIU creates and removes beside the job's files and in `/tmp`.
 const CRIUS_OWN: [&[u8]; 2] = [b"link_remap.", b".criu."];
 
-/// Watches until standard input ends. In the folders `ours`, nothing is the job's.
+/// Watches until standard input ends. The folders `ours` contain no files of the job.
 #[must_use]
 pub fn main(ours: Vec<PathBuf>) -> ExitCode {
-    // What is sent to everything in the sandbox is for the job.
+    // Signals sent to all processes of the sandbox are for the job.
     let _ = SigSet::all().thread_block();
     let _ = nix::sys::prctl::set_name(c"ckpt-run-files");
     // SAFETY: pid 1 has put both descriptors there for this process alone.
@@ -77,7 +77,7 @@ pub fn main(ours: Vec<PathBuf>) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Returns the line that pid 1 writes into the record if the watcher is killed and the job is not.
+/// Returns the line that pid 1 writes to the record if the watcher is killed and the job is not.
 #[must_use]
 pub fn obituary() -> Vec<u8> {
     let reason = KILLED.to_owned();
@@ -94,11 +94,11 @@ struct Log {
 
 impl Log {
     fn add(&mut self, line: &Line) {
-        // Paths that are not UTF-8 have no JSON.
+        // JSON cannot represent paths that are not UTF-8.
         match serde_json::to_vec(line) {
             Ok(text) => self.text.extend_from_slice(&text),
             Err(error) => {
-                let reason = format!("a path cannot be written down: {error}");
+                let reason = format!("cannot record a path: {error}");
                 let gap = serde_json::to_vec(&Line::Gap { reason });
                 self.text.extend_from_slice(&gap.unwrap_or_default());
             }
@@ -106,7 +106,7 @@ impl Log {
         self.text.push(b'\n');
     }
 
-    /// Changes the time of the record, to which everything is written down, and makes new lines durable.
+    /// Updates the time of the record, up to which it is complete, and makes new lines durable.
     fn sign_of_life(&mut self) -> io::Result<()> {
         self.file.set_modified(SystemTime::now())?;
         if std::mem::take(&mut self.is_dirty) {
@@ -129,9 +129,9 @@ struct Watcher {
     group: Group,
     mounts: File,
     ours: Vec<PathBuf>,
-    /// What was written since the last mark.
+    /// Changes recorded since the last mark.
     written: HashSet<(PathBuf, Option<JobChange>)>,
-    /// What was written before it, since the last image.
+    /// Changes recorded before the last mark, since the last image.
     earlier: HashSet<(PathBuf, Option<JobChange>)>,
     /// Folders in which the job has changed something.
     folders: HashSet<PathBuf>,
@@ -144,7 +144,7 @@ impl Watcher {
     fn begin(ours: Vec<PathBuf>, log: &mut Log) -> io::Result<Self> {
         let mut group = Group::new()?;
         let mounts = watch_all(&mut group)?;
-        // A line of an earlier watcher may have been cut short.
+        // An earlier watcher's last line may be incomplete.
         log.text.push(b'\n');
         let boot = clock::boot().to_owned();
         log.add(&Line::Begin { boot });
@@ -164,8 +164,8 @@ impl Watcher {
         Ok(watcher)
     }
 
-    /// Lists the names in the working folder and below: the job may create and rename within less time than it takes to
-    /// list a folder on its first change.
+    /// Lists the names in the working folder and below. A listing at the job's first change would be too late: the job
+    /// may create and rename files faster.
     fn list_folders(&mut self, log: &mut Log) {
         let mut left = LISTED_MAX;
         let mut folders: VecDeque<PathBuf> = std::env::current_dir().into_iter().collect();
@@ -186,7 +186,7 @@ impl Watcher {
         }
     }
 
-    /// Writes the names in a folder down.
+    /// Records the names in a folder.
     fn list(&mut self, folder: PathBuf, names: Vec<OsString>, log: &mut Log) {
         log.add(&Line::Names {
             folder: folder.clone(),
@@ -203,7 +203,7 @@ impl Watcher {
 
     fn run(&mut self, socket: &UnixStream, log: &mut Log) -> io::Result<()> {
         let stdin = io::stdin();
-        // Whoever started this process waits for it: from here on nothing is missed.
+        // The parent waits for this answer: from here on, no change is missed.
         (&*socket).write_all(&[DONE])?;
         let mut alive = clock::now();
         loop {
@@ -248,7 +248,7 @@ impl Watcher {
 
     fn watch_new_mounts(&mut self, log: &mut Log) -> io::Result<()> {
         let mut text = String::new();
-        // Reading it to the end makes the next change known.
+        // The next change is reported only after the file was read to its end.
         self.mounts = File::open("/proc/self/mountinfo")?;
         let _ = (&self.mounts).read_to_string(&mut text);
         log.add(&watch_all(&mut self.group)?);
@@ -307,7 +307,7 @@ impl Watcher {
         {
             return;
         }
-        // A change of a folder's own mode or times has the name ".".
+        // An event for a folder's own mode or times has the name ".".
         let path = match event.name.as_bytes() {
             b"." | b"" => event.folder.clone(),
             _ => event.folder.join(&event.name),
@@ -316,7 +316,7 @@ impl Watcher {
             self.passing.know(&path);
             let theirs = event.change != Change::Closed;
             let created = matches!(event.change, Change::Created | Change::MovedTo);
-            // A name that the job has changed since the image was there before, or was the job's.
+            // A name that the job has already changed since the image existed before, or was the job's.
             let created = created && !self.is_written(&path);
             if theirs && self.written.insert((path.clone(), None)) {
                 log.add(&Line::Other { path, created });
@@ -338,7 +338,7 @@ impl Watcher {
         }
         self.add_change(path.clone(), change, log);
         if event.is_folder && event.change == Change::MovedTo {
-            // Everything in it has another name now.
+            // All files in the folder have a new path.
             match everything_in(&path) {
                 Ok(below) => {
                     for path in below {
@@ -360,7 +360,7 @@ impl Watcher {
         })
     }
 
-    /// Writes changes of files down that were held back.
+    /// Records changes of files that were held back.
     fn settle(
         &mut self,
         which: impl Fn(&mut Passing) -> Vec<(PathBuf, Vec<JobChange>)>,
@@ -380,13 +380,12 @@ impl Watcher {
         }
     }
 
-    /// Returns true if a file that was closed may have changed since the last image: stores through a mapping give no
-    /// event of their own.
+    /// Returns true if a closed file may have changed since the last image. Writes through a mapping cause no event.
     fn has_changed(&self, path: &Path) -> bool {
         let Ok(found) = path.symlink_metadata() else {
             return false;
         };
-        // The times of a file in memory do not change by stores through a mapping.
+        // Writes through a mapping do not change the times of a file in memory.
         is_in_memory(path) || changed_ns(&found).max(modified_ns(&found)) >= self.since_ns
     }
 }
@@ -396,7 +395,7 @@ fn names_in(folder: &Path) -> Vec<OsString> {
     entries.map(|entry| entry.file_name()).collect()
 }
 
-/// Returns the image that a mark is asked for; `None` if the supervisor is gone.
+/// Returns the image of a requested mark; `None` if the supervisor has exited.
 fn asked(socket: &UnixStream) -> io::Result<Option<(u64, Mark)>> {
     let mut request = [0; MARK_BYTES];
     match (&*socket).read_exact(&mut request) {
@@ -408,7 +407,7 @@ fn asked(socket: &UnixStream) -> io::Result<Option<(u64, Mark)>> {
             };
             Ok(Some((u64::from_le_bytes(image), mark)))
         }
-        // The sandbox ends as well, and says so by standard input.
+        // The sandbox ends too, which closes standard input.
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
             wait_for_end();
             Ok(None)

@@ -1,12 +1,12 @@
-//! The short form of a record: the log grows with every change, and a watcher may append to it at any moment.
+//! Compaction of a record, because the log grows with every change. A watcher may append to the log at any moment.
 //!
-//! What the lines up to some place of the log add up to goes into a file beside it, the base, which names that place.
-//! The log is read from there on, and the blocks before are given back.
+//! The lines up to some offset of the log are summarized in a separate file, the base, which contains that offset.
+//! Later, the log is read from the offset on, and the blocks before it are freed.
 //!
 //! ```text
 //! new base written │ renamed to the base │ hole in the log
 //! ```
-//! A crash at any step leaves a record that is equal to the one before.
+//! A crash at any step leaves an equivalent record.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -20,16 +20,16 @@ use rustix::fs::{FallocateFlags, fallocate};
 use super::super::record_line::Line;
 use super::Record;
 
-/// Smallest number of lines in a log for which the short form is made.
+/// Smallest number of lines for which a log is compacted.
 const LINES_MIN: usize = 10_000;
-/// Lines of the log for each of the short form, from which on it is made.
+/// Ratio of lines in the log to lines in the compacted form from which on the log is compacted.
 const LINES_FOR_ONE: usize = 3;
 
 impl Record {
-    /// Makes the short form if the log is much longer.
+    /// Compacts the record if the log is much longer than the compacted form.
     ///
     /// # Errors
-    /// It cannot be written; the record is as it was.
+    /// The base cannot be written; the record is unchanged.
     pub fn compact_if_due(&mut self) -> io::Result<()> {
         let short = self.touched.len() + self.others.len() + self.names.len();
         if self.lines < LINES_MIN.max(LINES_FOR_ONE * short) {
@@ -38,12 +38,12 @@ impl Record {
         self.write_base()?;
         self.publish_base()?;
         self.lines = 0;
-        // A file system without holes keeps the blocks; they are not read any more.
+        // A file system without holes keeps the blocks. They are not read any more.
         let _ = self.punch();
         Ok(())
     }
 
-    /// Returns the file of the short form.
+    /// Returns the path of the base.
     pub(super) fn base(&self) -> PathBuf {
         self.path.with_extension("base")
     }
@@ -76,7 +76,7 @@ impl Record {
         Ok(fallocate(&log, how, 0, self.read)?)
     }
 
-    /// Returns lines that add up to the same. Times are counts of the images that they have.
+    /// Returns the lines of the compacted form. Times are counts of images.
     fn short_lines(&self) -> Vec<Line> {
         let mut images: Vec<_> = self.images.iter().map(|(id, time)| (*time, *id)).collect();
         images.sort_unstable();
@@ -106,7 +106,7 @@ impl Record {
         }
         for (time, reason) in &self.gaps {
             let part = &mut parts[count_at(*time)];
-            // One is as good as all.
+            // One gap is as significant as several.
             if !part.iter().any(|line| matches!(line, Line::Gap { .. })) {
                 let reason = reason.clone();
                 part.push(Line::Gap { reason });
@@ -187,7 +187,7 @@ mod tests {
                 until_ns: 9,
             },
             Line::Image { id: 2 },
-            // An image that failed, and the next attempt at it.
+            // A failed image, and the next attempt at it.
             Line::Image { id: 3 },
             job("/w/a", JobChange::Changed),
             other("/w/theirs", false),
@@ -196,7 +196,7 @@ mod tests {
         ]
     }
 
-    /// What a record says about each image.
+    /// Returns the record's answers for each image.
     fn answers(record: &Record) -> Vec<impl PartialEq + std::fmt::Debug> {
         let paths = ["/w/a", "/w/b", "/w/c", "/w/d", "/w/old", "/w/theirs"].map(Path::new);
         let of = |id| {
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_says_the_same_after_a_crash_at_any_step() {
+    fn a_record_has_the_same_answers_after_a_crash_at_any_step() {
         let later = [
             other("/w/d", true),
             job("/w/old", JobChange::Gone),

@@ -1,28 +1,29 @@
-//! What happened to the job's files since an image, as far as the record has it.
+//! Changes of the job's files since an image, according to the record.
 
 use std::path::Path;
 
 use super::{Record, Touch};
 
-/// What happened since an image, as far as it is known.
+/// Changes since an image, as far as known.
 #[derive(Clone, Copy, Debug)]
 pub struct Since<'a> {
     pub(super) record: &'a Record,
-    /// The image's time; `None` if the record does not have it.
+    /// Time of the image; `None` if the record does not contain it.
     pub(super) image: Option<usize>,
 }
 
 impl Since<'_> {
-    /// Returns the reason why changes may be missing at any time; `None` if all are known where a watcher watches.
+    /// Returns the reason why changes at any time may be missing; `None` if all changes of watched file systems are
+    /// known.
     #[must_use]
     pub fn gap(&self) -> Option<String> {
         let Some(image) = self.image else {
-            return Some("nobody watched when the image was made".to_owned());
+            return Some("no watcher was running when the image was made".to_owned());
         };
         self.record.gap_since(image)
     }
 
-    /// Returns true if a change at a time may be missing because the watcher had ended together with the job.
+    /// Returns true if a change at this time may be missing because the watcher ended together with the job.
     #[must_use]
     pub fn may_miss(&self, changed_ns: i64) -> bool {
         let mut cuts = self.record.cuts.iter();
@@ -45,7 +46,7 @@ impl Since<'_> {
         self.record.unwatched_mount(path)
     }
 
-    /// Returns the paths that the job has touched since, with what is known of them.
+    /// Returns the paths that the job has touched since, with their changes.
     pub fn touched(&self) -> impl Iterator<Item = (&Path, Touch)> {
         let image = self.image;
         let later = move |touch: &Touch| image.is_some_and(|image| touch.last >= image);
@@ -69,7 +70,7 @@ impl Since<'_> {
             .is_some_and(|(when, image)| *when >= image)
     }
 
-    /// Returns true if another program has created the path since: it was not there at the image.
+    /// Returns true if another program has created the path since, so that it did not exist at the image.
     #[must_use]
     pub fn is_of_others(&self, path: &Path) -> bool {
         let when = self.record.created_by_others.get(path);
