@@ -1,13 +1,13 @@
-//! Parts of ckpt-run that an image maps, and that move with the image to other machines.
+//! Parts of ckpt-run that an image maps. They are copied with the image to other machines.
 //!
 //! The job's first process runs a copy of this program, and other processes may have the agent loaded. Both files are
 //! in the `bin` folder of the store in which the image was made, and CRIU requires them at the same path. An exported
 //! or copied image contains them as streams; a restore creates a missing file from its stream. A file with a different
-//! modification time, for example after the store was copied as a folder, gets its recorded time again.
+//! modification time, for example after the store was copied as a folder, gets its recorded time back.
 //!
-//! The path is the image's, which anybody may have made: a file is created only in a folder that is closed to other users,
-//! under a name made from its content, and in nothing's place. Missing folders are created closed. No link is followed that
-//! another user can have made.
+//! The path comes from the image and is not trusted. A file is created only in a folder that other users cannot access,
+//! under a name derived from its content, and never replaces a file. Missing folders are created without access for
+//! other users. Links that another user can have created are not followed.
 
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io;
@@ -21,7 +21,7 @@ use crate::run::run_context::hash_of;
 use crate::safe_path::Spot;
 use crate::store::{Companion, ImageReader, Store};
 
-/// The folder of their streams.
+/// Folder of their streams in an image.
 const FOLDER: &str = "program";
 
 /// Returns the parts that this image maps and that exist in the store.
@@ -30,7 +30,7 @@ pub fn companions(store: &Store, facts: &ImageFacts) -> Vec<Companion> {
     let folder = store.path().join(COPIES);
     let parts = facts.files.iter().filter_map(|file| {
         let name = name(file)?;
-        // Compared by name: the store may have been moved.
+        // The comparison is by name, because the store may have been moved.
         let path = folder.join(name);
         path.is_file().then(|| Companion {
             stream: format!("{FOLDER}/{name}"),
@@ -47,7 +47,7 @@ pub(crate) fn put_back(image: &ImageReader, facts: &ImageFacts) -> io::Result<()
         let stream = format!("{FOLDER}/{name}");
         match fs::symlink_metadata(&file.path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound && image.contains(&stream) => {
-                tracing::info!(path = %file.path.display(), "put back a part of ckpt-run that the image maps");
+                tracing::info!(path = %file.path.display(), "restored a part of ckpt-run that the image maps");
                 make(image, &stream, file)?;
             }
             Ok(there) if there.is_file() && there.modified()? != modified(file) => {
@@ -78,7 +78,7 @@ fn modified(file: &OpenFile) -> SystemTime {
     SystemTime::UNIX_EPOCH + since.unwrap_or_default()
 }
 
-/// Creates the file as it was: CRIU and the restore compare its mode, size and modification time.
+/// Creates the file with its recorded mode, size and modification time, which CRIU and the restore compare.
 fn make(image: &ImageReader, stream: &str, file: &OpenFile) -> io::Result<()> {
     let name = name(file).unwrap_or_default();
     let spot = closed_folder(file)?;
@@ -89,7 +89,7 @@ fn make(image: &ImageReader, stream: &str, file: &OpenFile) -> io::Result<()> {
         .copy_to(stream, made.as_file_mut())
         .map_err(io::Error::other)?;
     if !is_named_after(name, hash_of(made.path())?) {
-        return Err(refused(file, "its name is not that of its content"));
+        return Err(refused(file, "its name does not match its content"));
     }
     made.as_file()
         .set_permissions(Permissions::from_mode(file.mode & 0o777))?;
@@ -99,10 +99,10 @@ fn make(image: &ImageReader, stream: &str, file: &OpenFile) -> io::Result<()> {
     File::open(folder)?.sync_all()
 }
 
-/// Opens the folder of the file, and makes the folders on the way that are missing.
+/// Opens the folder of the file, and creates missing folders of its path.
 fn closed_folder(file: &OpenFile) -> io::Result<Spot> {
     let mut missing: Vec<_> = file.path.ancestors().skip(1).collect();
-    // The root has no name, and is there.
+    // The root has no name and always exists.
     missing.pop();
     for folder in missing.into_iter().rev() {
         let spot = Spot::of(folder)?;
@@ -115,12 +115,12 @@ fn closed_folder(file: &OpenFile) -> io::Result<Spot> {
     if spot.is_closed()? {
         Ok(spot)
     } else {
-        Err(refused(file, "other users can enter its folder"))
+        Err(refused(file, "other users can access its folder"))
     }
 }
 
 fn refused(file: &OpenFile, why: &str) -> io::Error {
     let path = file.path.display();
-    let message = format!("{path} is not made, as a part of ckpt-run that the image maps: {why}");
+    let message = format!("cannot create {path}, a part of ckpt-run that the image maps: {why}");
     io::Error::new(io::ErrorKind::PermissionDenied, message)
 }

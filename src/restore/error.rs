@@ -1,4 +1,4 @@
-//! The reasons why an image did not become a running job.
+//! Errors of a restore.
 
 use std::error::Error;
 use std::io;
@@ -13,36 +13,36 @@ use crate::known_errors::is_disk_full;
 use crate::sandbox::SandboxError;
 use crate::store::ReadError;
 
-/// The reason why an image did not become a running job. No process of the image runs.
+/// Reasons why a restore failed. No process of the image is running.
 #[derive(Debug, thiserror::Error)]
 pub enum RestoreError {
     /// The image cannot be read.
     #[error("cannot read the image")]
     Read(#[source] Box<ReadError>),
     /// The image's facts are not valid.
-    #[error("cannot understand the image's facts")]
+    #[error("cannot read the image's facts")]
     Facts(#[source] serde_json::Error),
     /// The image contains GPU state that this machine cannot accept. Nothing was changed.
     #[error("cannot restore GPU state")]
     Gpu(#[from] Refusal),
-    /// Files of the job cannot be put back.
+    /// The job's open files cannot be rolled back.
     #[error("cannot put the job's files back")]
     Files(#[from] RewindError),
-    /// Files that the job writes cannot be made what they were.
+    /// The files that the job writes cannot be rolled back.
     #[error("cannot put the job's files back")]
     Rollback(#[from] RollbackError),
-    /// The list of the files that the job writes is none.
-    #[error("cannot understand the image's list of files")]
+    /// The list of the files that the job writes is not valid.
+    #[error("cannot read the image's list of files")]
     KeptList(#[source] io::Error),
-    /// The dead job's sockets still hold its addresses, or packets cannot be held back.
+    /// Sockets of the dead job still occupy its addresses, or packets cannot be held back.
     #[error("cannot restore the job's connections")]
     Sockets(#[from] job::SocketsError),
-    /// Somebody leads the restore to other files than the job's.
+    /// Another user has replaced files that the restore opens.
     #[error("cannot restore the processes")]
     Landed(#[from] job::LandedError),
-    /// CRIU did not ask before the tasks ran, so nothing says what they have open.
+    /// CRIU did not call the plugin before the tasks ran, so their open files were not checked.
     #[error(
-        "cannot tell what the restored processes have open: this CRIU does not ask its plugin before they run; use CRIU 3.17 or later with plugins"
+        "cannot check the open files of the restored processes: this CRIU does not ask its plugin before they run; use CRIU 3.17 or later with plugins"
     )]
     NotAsked,
     /// A stream or socket of ckpt-run failed.
@@ -57,14 +57,14 @@ pub enum RestoreError {
         /// CRIU's reason, and the path of its log.
         reason: String,
     },
-    /// CRIU reported a lack of memory or disk space or that a restored process was killed, or ended before it opened its
-    /// log: the image is not at fault.
+    /// CRIU reported a lack of memory or disk space or a killed process, or exited before it opened its log. The image
+    /// is not at fault.
     #[error("cannot restore the processes: {reason}")]
     Shortage {
         /// CRIU's reason, and the path of its log.
         reason: String,
     },
-    /// CRIU was killed, perhaps by the kernel for lack of memory: the image is not at fault.
+    /// CRIU was killed, perhaps by the kernel for lack of memory. The image is not at fault.
     #[error(
         "cannot restore the processes: CRIU was killed by signal {signal}{log}; is there enough memory?"
     )]
@@ -74,16 +74,16 @@ pub enum RestoreError {
         /// CRIU's log file in brackets, if it exists.
         log: String,
     },
-    /// CRIU did not finish in time; none of its processes runs any more.
+    /// CRIU did not finish in time. None of its processes is running.
     #[error("cannot restore the processes within {0:?} (snapshot.timeout)")]
     Slow(Duration),
-    /// A thread of ckpt-run panicked, which is a bug in ckpt-run.
-    #[error("cannot restore: a mistake in ckpt-run, please report it")]
+    /// A thread of ckpt-run panicked because of a bug.
+    #[error("cannot restore: a bug in ckpt-run, please report it")]
     Panicked,
     /// The restored processes do not exist.
     #[error("cannot find the restored processes")]
     Tree(#[from] job::TreeError),
-    /// A restored timer does not run.
+    /// A timer of the restored job cannot be started.
     #[error("cannot start the job's timers again")]
     Timers(#[from] job::TimersError),
     /// The CUDA driver's library could not be used.
@@ -91,14 +91,14 @@ pub enum RestoreError {
     Driver(#[from] cuda::LoadError),
     /// A process of the image that used CUDA no longer exists.
     #[error(
-        "cannot find process {pid}, whose GPU state the image holds: it ended as soon as it was restored"
+        "cannot find process {pid}, whose GPU state the image contains: it exited as soon as it was restored"
     )]
     CudaProcessMissing {
         /// Pid as the job sees it.
         pid: i32,
     },
     /// The image's GPUs cannot be identified.
-    #[error("cannot tell the image's GPUs")]
+    #[error("cannot identify the image's GPUs")]
     Gpus(#[from] cuda::GpuMapError),
     /// The threads of a CUDA process could not be stopped.
     #[error("cannot stop the job's threads")]
@@ -109,14 +109,14 @@ pub enum RestoreError {
     /// The GPU state could not be resumed.
     #[error("cannot resume the GPU state")]
     Resume(#[source] Box<cuda::TreeError>),
-    /// The restore failed after the processes may have run: they may have changed files.
+    /// The restore failed after the processes may have run and changed files.
     #[error(transparent)]
     Late(Box<RestoreError>),
 }
 
 impl RestoreError {
-    /// Returns true if another attempt later may succeed because the image itself is not at fault: pids, addresses,
-    /// memory and GPUs belong to the machine. Every byte that CRIU receives was verified.
+    /// Returns true if a later attempt may succeed, because the image is not at fault: pids, addresses, memory and GPUs
+    /// belong to the machine. All bytes that CRIU received were verified.
     #[must_use]
     pub fn image_may_be_good(&self) -> bool {
         match self {
@@ -128,8 +128,8 @@ impl RestoreError {
         }
     }
 
-    /// Returns true if the reason lies outside the image and may be gone in a moment: CRIU was killed or hung, or memory
-    /// or disk space was short.
+    /// Returns true if the cause is outside of the image and may be temporary: CRIU was killed or hung, or memory or
+    /// disk space was short.
     #[must_use]
     pub fn is_outside_image(&self) -> bool {
         match self {

@@ -1,4 +1,4 @@
-//! The files that the job writes: the image's list of them, and the rollback to it.
+//! Rollback of the files that the job writes to the image's list of them.
 
 use std::io;
 use std::path::Path;
@@ -11,12 +11,12 @@ use crate::run::image_facts::KEPT_LIST;
 use crate::run::run_context::RunContext;
 use crate::store::ImageReader;
 
-/// Limit on the list: a million files or more.
+/// Limit on the size of the list, room for more than a million files.
 const LIST_BYTES_MAX: u64 = 1 << 30;
 /// Limit on the files that stay different and are named in the log.
 const NAMED_MAX: usize = 5;
 
-/// The files of an image, and the plan to make them what they were.
+/// The files of an image, and the plan for their rollback.
 #[derive(Debug)]
 pub(super) struct Kept {
     pub set: Arc<KeptFiles>,
@@ -24,7 +24,7 @@ pub(super) struct Kept {
 }
 
 impl Kept {
-    /// Reads the list and compares. `None` for an image made before files were kept. Changes nothing.
+    /// Reads the list and makes the plan. Returns `None` for an image without a list. Changes nothing.
     pub fn plan(context: &RunContext, image: &ImageReader) -> Result<Option<Self>, RestoreError> {
         if !image.contains(KEPT_LIST) {
             return Ok(None);
@@ -39,13 +39,13 @@ impl Kept {
         }))
     }
 
-    /// Returns true if an open file is put back by this plan.
+    /// Returns true if this plan restores an open file.
     pub fn has(&self, file: &OpenFile) -> bool {
         let found = self.set.files.get(&file.path);
         found.is_some_and(|file| !file.is_appended())
     }
 
-    /// Makes the files what they were.
+    /// Rolls the files back.
     pub fn put_back(
         &self,
         context: &RunContext,
@@ -53,9 +53,9 @@ impl Kept {
         aside: &Path,
     ) -> Result<(), RestoreError> {
         for Lost { path, why } in self.rollback.lost.iter().take(NAMED_MAX) {
-            tracing::warn!(file = %path.display(), "the job continues with a file that is not as it was: {why}");
+            tracing::warn!(file = %path.display(), "the job continues with a file that differs from the snapshot: {why}");
         }
-        // Read once only to verify the hashes: no file may be partly overwritten with damaged content.
+        // The first read only verifies the hashes: no file may be partly overwritten with damaged content.
         for (stream, offset, size) in self.rollback.contents() {
             image.copy_range(stream, offset, size, &mut io::sink())?;
         }
@@ -76,7 +76,7 @@ impl Kept {
                 set_aside = done.aside,
                 not_saved = done.not_saved,
                 kept = %aside.display(),
-                "the job's files are as they were at the snapshot"
+                "the job's files are in their state at the snapshot"
             );
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! The GPU part of a restore. It searches for GPUs before anything is changed, and resumes the GPU state once the
+//! The GPU part of a restore: the choice of GPUs before anything is changed, and the resume of the GPU state once the
 //! processes exist.
 
 use std::thread;
@@ -17,13 +17,13 @@ use crate::run::run_context::RunContext;
 use crate::sandbox::Sandbox;
 use crate::store::ImageId;
 
-/// Interval between two checks of GPUs that are in use. The driver does not report when memory becomes free.
+/// Interval between two checks of busy GPUs. The driver does not report when memory becomes free.
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
-/// Limit on the checks of GPUs that are in use, 15 s in total. The kernel releases a killed job's memory within
-/// seconds, when it has torn down the processes. Memory in use for longer belongs to another program.
+/// Limit on the checks of busy GPUs, 15 s in total. The kernel releases a killed job's memory within seconds, when it
+/// has destroyed the processes. Memory in use for longer belongs to another program.
 const LOOKS_MAX: u32 = 31;
 
-/// Searches for GPUs for the image's job. Returns `None` if GPUs may still become free: they are only needed later.
+/// Chooses GPUs for the image's job. Returns `None` if GPUs may become free before they are needed.
 pub(crate) fn examine(
     context: &RunContext,
     standby: &Standby,
@@ -33,7 +33,7 @@ pub(crate) fn examine(
     if !cuda::available() {
         return Err(Refusal::NoGpu.into());
     }
-    // Loaded here so that a driver without support is detected now.
+    // The driver is loaded here, so that a lack of support is detected early.
     context.driver()?;
     match look(context, standby, id, facts) {
         Err(refusal) if refusal.may_pass() => Ok(None),
@@ -42,7 +42,7 @@ pub(crate) fn examine(
     }
 }
 
-/// Returns the GPUs found earlier, or searches again. Blocks while the GPUs are in use, for some seconds at most.
+/// Returns the GPUs chosen earlier, or chooses again. Blocks for some seconds while the GPUs are busy.
 pub(crate) fn choose(
     context: &RunContext,
     standby: &Standby,
@@ -125,11 +125,11 @@ fn plan_now(
     plan(facts, here)
 }
 
-/// A thread that transfers memory of the image to the GPUs.
+/// A thread that transfers the image's device memory to the GPUs.
 pub(crate) type Coming<'scope, 'image> =
     thread::ScopedJoinHandle<'scope, Result<ResidentRestore<'image>, ResidentError>>;
 
-/// Resumes the GPU state of the restored processes while `memory` is still being transferred. All of them run when this
+/// Resumes the GPU state of the restored processes during the transfer of `memory`. All of them are running when this
 /// function returns.
 pub(crate) fn resume(
     context: &RunContext,
@@ -144,10 +144,10 @@ pub(crate) fn resume(
     let host_pids = host_pids(&there, &cuda_facts.pids)?;
     let map = map(gpus)?;
     for pair in map.pairs().iter().filter(|pair| pair.old != pair.new) {
-        tracing::info!(old = %pair.old, new = %pair.new, "a GPU takes the place of another");
+        tracing::info!(old = %pair.old, new = %pair.new, "a GPU is replaced by another one");
     }
     let driver = context.driver()?;
-    // On every error the caller kills the job.
+    // After an error, the caller kills the job.
     let limit = context.config.snapshot.timeout;
     let mut halted = HaltGroup::restored(&cuda_facts.standing, &there, limit)?.halt()?;
     halted
@@ -176,8 +176,8 @@ fn map(gpus: &GpuPlan) -> Result<GpuMap, GpuMapError> {
     GpuMap::new(pairs?)
 }
 
-/// Returns the host pids of the image's CUDA processes. All of them must be among the processes `there`: the state of a
-/// missing process is lost.
+/// Returns the host pids of the image's CUDA processes. All of them must be among the processes `there`, because the
+/// state of a missing process is lost.
 fn host_pids(there: &[job::Process], pids: &[i32]) -> Result<Vec<i32>, RestoreError> {
     let find = |pid: &i32| {
         let found = there.iter().find(|process| process.pid == *pid);
@@ -217,12 +217,12 @@ mod tests {
             assert_eq!((looked, result.is_ok()), (looks, chosen));
             assert_eq!(paused, looks - 1);
         }
-        let refused = wait_for(|| Err(Refusal::NoGpu), || panic!("waited in vain"));
+        let refused = wait_for(|| Err(Refusal::NoGpu), || panic!("unexpected wait"));
         assert_eq!(refused, Err(Refusal::NoGpu));
     }
 
     #[test]
-    fn a_cuda_process_that_did_not_come_back_fails_the_restore() {
+    fn a_missing_cuda_process_fails_the_restore() {
         let there = [(4300, 300), (4301, 301)].map(|(host_pid, pid)| job::Process {
             host_pid,
             pid,

@@ -1,5 +1,5 @@
-//! Tests of images whose metadata somebody else made: they are examined without a panic and without an act, and nothing in
-//! them is a value that a snapshot does not record.
+//! Tests of images with forged metadata: their examination does not panic and changes nothing, and an accepted image
+//! has no values that a snapshot does not record.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -20,7 +20,7 @@ use crate::run::image_facts::{ImageFacts, KEPT_LIST};
 use crate::run::run_context::{Moved, RunContext};
 use crate::store::{ImageId, Store, WriteOptions};
 
-/// A run whose CRIU is never called: an examination does not get that far.
+/// A run whose CRIU is never started, because an examination ends before that.
 struct Scene {
     folder: TempDir,
     context: RunContext,
@@ -40,7 +40,7 @@ impl Scene {
         fs::write(job.join("log"), "twenty bytes of log\n").unwrap();
         fs::write(job.join("state"), "changed since").unwrap();
         let mut config = Config::default();
-        // An examination that refuses what it cannot put back ends before the rest.
+        // The examination would otherwise stop at the first file that cannot be restored.
         config.files.on_lost = OnLost::Warn;
         let context = RunContext::new(
             config,
@@ -61,7 +61,7 @@ impl Scene {
         self.folder.path().join("job").join(name)
     }
 
-    /// The facts of an image of a job here.
+    /// Returns the facts of an image of a job on this machine.
     fn facts(&self, cuda: bool) -> Value {
         let log = fs::metadata(self.job("log")).unwrap();
         let pids = json!({"driver": "580.95.05", "gpus": [{"uuid": "GPU-0", "memory_bytes": 5}], "pids": [301],
@@ -86,7 +86,7 @@ impl Scene {
         })
     }
 
-    /// The lines of the list of kept files.
+    /// Returns the lines of the list of kept files.
     fn list(&self) -> Vec<Value> {
         let rest = json!({"identity": [1, 2], "born_ns": 0, "modified_ns": 1, "changed_ns": 1, "mode": 0o644,
             "owner": [0, 0], "attributes": [["user.a", [1]]], "writer": "job"});
@@ -142,7 +142,7 @@ impl Scene {
         manifest.id
     }
 
-    /// Everything outside of the store.
+    /// Returns everything outside of the store.
     fn outside(&self) -> BTreeMap<PathBuf, (u32, i64, Vec<u8>)> {
         let mut found = BTreeMap::new();
         let mut folders = vec![self.folder.path().to_owned()];
@@ -162,7 +162,7 @@ impl Scene {
     }
 }
 
-/// Values that no snapshot records, at least not in most places.
+/// Values that snapshots do not record, at least not in most places.
 fn odd() -> impl Strategy<Value = Value> {
     let texts = [
         "",
@@ -202,7 +202,7 @@ fn odd() -> impl Strategy<Value = Value> {
     ]
 }
 
-/// Pointers to everything in a value.
+/// Collects pointers to all parts of a value.
 fn places(value: &Value, here: &str, found: &mut Vec<String>) {
     found.push(here.to_owned());
     match value {
@@ -235,7 +235,7 @@ fn is_plain(path: &Path) -> bool {
             .any(|part| part == std::path::Component::ParentDir)
 }
 
-/// Asserts what docs/guide/security.md says about an image that is not refused.
+/// Asserts the properties in docs/guide/security.md for an image that is not refused.
 fn nothing_is_odd_in(facts: &ImageFacts) {
     let cuda = facts.cuda.iter();
     let threads = cuda.flat_map(|cuda| {
@@ -299,7 +299,7 @@ fn pids_paths_and_modes_that_no_snapshot_records_are_refused() {
         let mut facts = scene.facts(true);
         *facts.pointer_mut(place).unwrap() = value;
         let read = serde_json::from_value::<ImageFacts>(facts);
-        assert!(read.is_err(), "{place} is taken");
+        assert!(read.is_err(), "{place} is accepted");
     }
     for (line, place, value) in [
         (0, "/frozen_ns", json!(i64::MIN)),
@@ -314,13 +314,13 @@ fn pids_paths_and_modes_that_no_snapshot_records_are_refused() {
         let lines: Vec<String> = list.iter().map(|line| format!("{line}\n")).collect();
         assert!(
             KeptFiles::read(lines.concat().as_bytes()).is_err(),
-            "{place} is taken"
+            "{place} is accepted"
         );
     }
 }
 
 #[test]
-fn parts_of_ckpt_run_are_made_in_closed_folders_under_their_own_names_only() {
+fn parts_are_created_in_private_folders_under_own_names() {
     let scene = Scene::new();
     let hash = blake3::hash(b"part").to_hex();
     let (right, wrong) = (
@@ -359,7 +359,7 @@ fn parts_of_ckpt_run_are_made_in_closed_folders_under_their_own_names_only() {
 }
 
 #[test]
-fn changed_metadata_is_examined_without_a_panic_and_without_an_act() {
+fn forged_metadata_is_examined_without_panic_or_changes() {
     let scene = Scene::new();
     let facts_changes = prop::collection::vec((any::<Index>(), odd()), 0..3);
     let list_changes = prop::collection::vec((any::<Index>(), any::<Index>(), odd()), 0..3);

@@ -1,4 +1,4 @@
-//! The huge pages that a job had before its snapshot: they are recreated while the restored job computes.
+//! Transparent huge pages that a job had before its snapshot, created again while the restored job is running.
 
 use std::sync::Arc;
 use std::thread;
@@ -12,7 +12,7 @@ use crate::run::running_job::Job;
 /// Interval between two checks for the end of a snapshot.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Starts to recreate the huge pages, on a thread. If no thread can be started, the kernel creates them over time.
+/// Starts a thread that requests the huge pages. If no thread can be started, the kernel creates them over time.
 pub(crate) fn give_back(context: &Arc<RunContext>, job: &Job) {
     let (context, sandbox, root) = (Arc::clone(context), job.sandbox.pid(), job.pids.root);
     let work = move || {
@@ -40,11 +40,11 @@ fn collapse(context: &RunContext, processes: &[Process]) {
             Err(error) => tracing::debug!(pid = process.pid, %error, "no huge pages"),
         }
     }
-    tracing::debug!(bytes, took = ?(clock::now() - begun), "huge pages were asked for");
+    tracing::debug!(bytes, took = ?(clock::now() - begun), "requested huge pages");
 }
 
-/// Pauses between two steps. The job's memory is locked during a step, so the job gets as much time between two steps
-/// as the step before took. A snapshot in progress is not delayed.
+/// Pauses between two steps. The job's memory is locked during a step, so each pause is as long as the previous step.
+/// During a snapshot there are no steps.
 fn rest(context: &RunContext, last: &mut Option<Instant>) {
     if let Some(last) = *last {
         thread::sleep(clock::now() - last);

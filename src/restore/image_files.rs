@@ -1,8 +1,8 @@
 //! An image as files in memory, for a job with private huge pages (`MAP_HUGETLB`).
 //!
-//! CRIU (4.2.1) reads private huge pages by position, when it has read all other memory, and a stream has no positions:
-//! its restore fails. So CRIU gets files, in a file system in memory that has no name and ends with its last
-//! descriptor. It frees each page of them that it has restored, so that memory is not needed twice.
+//! CRIU (4.2.1) reads private huge pages by offset, after all other memory. A stream has no offsets, so its restore
+//! fails. Therefore CRIU receives files in an unmounted tmpfs, which is freed with its last descriptor. CRIU frees each
+//! page of the files that it has restored, so that the memory is not needed twice.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -21,14 +21,14 @@ use crate::store::ImageReader;
 
 /// The folder of CRIU's files in an image.
 const FOLDER: &str = "criu/";
-/// Size of a tmpfs without a limit of its own.
+/// Size option of a tmpfs without a limit.
 const UNLIMITED: &str = "0";
 
-/// The files; they exist as long as this value, or a copy of its descriptor.
+/// The files. They exist as long as this value or a copy of its descriptor.
 pub(super) struct ImageFiles(OwnedFd);
 
 impl ImageFiles {
-    /// Copies CRIU's files out of an image; each byte is verified.
+    /// Copies CRIU's files from an image. Each byte is verified.
     pub fn unpack(image: &ImageReader) -> Result<Self, RestoreError> {
         let streams = &image.manifest().streams;
         let files = || streams.iter().filter(|one| one.name.starts_with(FOLDER));
@@ -37,7 +37,7 @@ impl ImageFiles {
         if needed > available {
             return Err(RestoreError::Shortage {
                 reason: format!(
-                    "a job with huge pages (MAP_HUGETLB) is restored through memory, which takes {}, and {} are \
+                    "a job with huge pages (MAP_HUGETLB) is restored through memory, which needs {}, but only {} are \
                      available; free some, or raise the memory limit of the container",
                     size(needed),
                     size(available)
@@ -60,7 +60,7 @@ impl ImageFiles {
     }
 }
 
-/// Makes an empty tmpfs that is mounted nowhere.
+/// Creates an empty tmpfs that is not mounted.
 fn memory_folder() -> Result<OwnedFd, Errno> {
     let tmpfs = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
     fsconfig_set_string(&tmpfs, "size", UNLIMITED)?;
@@ -72,7 +72,7 @@ fn memory_folder() -> Result<OwnedFd, Errno> {
     fsmount(&tmpfs, FsMountFlags::FSMOUNT_CLOEXEC, attributes)
 }
 
-/// Creates a file; the name comes from an image and must not lead out of the folder.
+/// Creates a file. Its name comes from an image and must not lead out of the folder.
 fn create(folder: &OwnedFd, name: &str) -> Result<File, Errno> {
     if name.contains('/') {
         return Err(Errno::INVAL);

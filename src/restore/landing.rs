@@ -1,6 +1,7 @@
-//! The moment when CRIU has restored all tasks and none of them runs: they get the attributes that CRIU does not restore,
-//! and what they have open is compared with what was there, where another user can change what the paths of the image lead
-//! to while CRIU opens them as root.
+//! Completion and check of restored tasks before they run.
+//!
+//! When CRIU has restored all tasks, they get the attributes that CRIU does not restore. Their open files are compared
+//! with the expected ones if another user can replace files at the image's paths while CRIU opens them as root.
 
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -13,20 +14,20 @@ use crate::run::image_facts::ImageFacts;
 use crate::run::run_context::RunContext;
 use crate::sandbox::{Isolation, Sandbox};
 
-/// What is to be done then.
+/// Work before the restored tasks run.
 pub(super) struct Landing<'a> {
     sandbox: &'a Sandbox,
     facts: &'a ImageFacts,
-    /// What CRIU is to find; `None` if nobody can lead it elsewhere.
+    /// Files that CRIU should open; `None` if no other user can replace them.
     expected: Option<Expected>,
     question: Question,
 }
 
 impl<'a> Landing<'a> {
-    /// Notes what CRIU is to find. `folder` is for the socket.
+    /// Records the files that CRIU should open. `folder` is for the socket.
     ///
     /// # Errors
-    /// Somebody leads it elsewhere already.
+    /// A path already leads to a file of another user.
     pub fn prepare(
         context: &RunContext,
         sandbox: &'a Sandbox,
@@ -42,10 +43,10 @@ impl<'a> Landing<'a> {
         })
     }
 
-    /// Returns the variables by which CRIU's plugin follows no links and asks before the tasks run.
+    /// Returns the variables that make CRIU's plugin refuse links and ask before the tasks run.
     pub fn environment(&self) -> Result<Vec<PluginVariable>, RestoreError> {
         let mut variables = vec![self.question.variable()];
-        // Without a namespace of its own, the machine's mounts would change.
+        // Without a separate mount namespace, the machine's mounts would change.
         let is_own = self.sandbox.isolation() == Isolation::Namespaces;
         let needs_no_links = self.expected.as_ref().is_some_and(Expected::needs_no_links);
         if is_own && needs_no_links {
@@ -55,7 +56,7 @@ impl<'a> Landing<'a> {
         Ok(variables)
     }
 
-    /// Waits for the plugin, and completes and compares the tasks. Kills them if what they have is something else. Returns
+    /// Waits for the plugin, then completes and checks the tasks. Kills them if they have other files open. Returns
     /// `None` if `cancel` ended before the plugin asked.
     pub fn wait(&self, cancel: &impl AsFd) -> Option<Result<(), RestoreError>> {
         self.question.wait(cancel, || {
@@ -70,10 +71,10 @@ impl<'a> Landing<'a> {
         if let Some(expected) = &self.expected {
             let begun = clock::now();
             expected.check(&processes)?;
-            tracing::debug!(took = ?(clock::now() - begun), "compared what the tasks have open");
+            tracing::debug!(took = ?(clock::now() - begun), "checked the open files of the tasks");
         }
         for lost in job::give_back_attributes(&self.facts.attributes, &processes) {
-            tracing::warn!("not as at the snapshot: {lost}");
+            tracing::warn!("the job differs from the snapshot: {lost}");
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! A restore: an image becomes the running job.
+//! Restore of an image to a running job.
 //!
 //! `restore_image` is the entry point: it examines an image, rolls files back, runs CRIU and lets `gpu_resume` resume
 //! the GPU state. A restore blocks; the supervisor runs it on a separate thread.

@@ -1,4 +1,4 @@
-//! A restore: an image becomes the running job.
+//! Steps of a restore, from the examination of an image to the running job.
 //!
 //! ```text
 //! check machine → plan files → choose GPUs ─┬─▶ rewind files and streams → (fresh sandbox) → criu restore, chunks
@@ -6,8 +6,8 @@
 //!                                           └─▶ fill device memory ──────────────────┘
 //! ```
 //!
-//! Every reason to refuse that can be checked in advance is checked before the first file is changed. A restore that
-//! fails later kills every process that it started. The caller records the reason, and sets a damaged image aside.
+//! All checks that are possible in advance run before the first file is changed. A restore that fails later kills all
+//! processes that it started. The caller records the reason, and sets a damaged image aside.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -44,24 +44,24 @@ use crate::run::running_job::SharedStreams;
 use crate::run::streams::Ends;
 use crate::sync::locked;
 
-/// Number of the first descriptor that CRIU inherits: above the descriptors it is started with, below its service
-/// descriptors.
+/// Number of the first descriptor that CRIU inherits. It is above the descriptors that CRIU is started with, and below
+/// CRIU's service descriptors.
 const FIRST_DESCRIPTOR: RawFd = 200;
 
-/// An examined image that can be restored on this machine, as far as that can be determined.
+/// An examined image, which this machine can restore as far as known.
 #[derive(Debug)]
 pub(crate) struct Candidate {
     pub id: ImageId,
     pub facts: ImageFacts,
     image: ImageReader,
     files: job::Plan,
-    /// The files that the job writes; `None` in images made before they were kept.
+    /// Files that the job writes; `None` for images without a list of them.
     kept: Option<Kept>,
-    /// The GPUs; `None` while they are in use.
+    /// The chosen GPUs; `None` while GPUs are busy.
     gpus: Option<GpuPlan>,
 }
 
-/// Examines an image. Changes nothing, except that missing parts of ckpt-run are put back.
+/// Examines an image. Changes nothing, except that missing parts of ckpt-run are restored.
 pub(crate) fn examine(
     context: &RunContext,
     standby: &Standby,
@@ -99,13 +99,13 @@ pub(crate) struct Restored {
     pub phases: Vec<Phase>,
     pub total: Duration,
     pub cut: Vec<CutAway>,
-    /// True if the job's input up to the crash is lost: the job continues with the input that follows.
+    /// True if the job's input up to the crash is lost. The job continues with later input.
     pub input_lost: bool,
-    /// The restored job's processes that were moved to another GPU: see [`CudaFacts::moved`].
+    /// Processes of the restored job that were moved to another GPU: see [`CudaFacts::moved`].
     pub moved: Vec<i32>,
 }
 
-/// Restores the candidate in `sandbox`, which is fresh. Blocks until the job computes.
+/// Restores the candidate in `sandbox`, which must be new. Blocks until the job is running.
 pub(crate) fn bring_back(
     context: &RunContext,
     standby: &Standby,
@@ -183,8 +183,8 @@ pub(crate) fn bring_back(
     if resident.is_some() {
         standby.warm(&context.program);
     }
-    // A job that was stopped at its terminal during the snapshot continues, and a job that draws a full screen redraws
-    // it. Not before its GPU state is resumed.
+    // A job that was stopped at its terminal during the snapshot continues, and a full-screen job redraws the screen,
+    // but only after its GPU state is resumed.
     if facts.streams.terminal.is_some() {
         sandbox.signal(nix::libc::SIGCONT, false)?;
         sandbox.signal(nix::libc::SIGWINCH, false)?;
@@ -198,14 +198,14 @@ pub(crate) fn bring_back(
     })
 }
 
-/// The restored files and streams of the job, as they were at the snapshot.
+/// Files and streams of the job after their rollback.
 struct Rewound {
     cut: Vec<CutAway>,
     ends: Ends,
     input_lost: bool,
 }
 
-/// Plans for the files of an image.
+/// Rollback plans for the files of an image.
 struct Files {
     open: job::Plan,
     kept: Option<Kept>,
@@ -226,7 +226,7 @@ fn rewind(
     locked(streams).make_whole(&facts.streams, relation_to, &aside, other_bytes(context))?;
     facts.sockets.destroy_leftovers()?;
     for content in facts.files.iter().filter_map(|file| file.content.as_ref()) {
-        // Read once only to verify the hashes: no file may be partly overwritten with damaged content.
+        // The first read only verifies the hashes: no file may be partly overwritten with damaged content.
         image.copy_to(content, &mut io::sink())?;
     }
     open.make_nodes()?;
@@ -246,7 +246,7 @@ fn rewind(
     let (ends, input_lost) = reconnected.inspect_err(|_| {
         job::undo(&cut);
     })?;
-    // What is written from here on, the job writes.
+    // From here on, changes of files are the job's.
     context.watch(sandbox);
     if let Some(kept) = kept {
         context.files.now_at(id.number(), kept.set);
@@ -369,7 +369,7 @@ fn run_criu(
     let (stop, stopped) = UnixStream::pair().map_err(RestoreError::Prepare)?;
     let stopped = &stopped;
     let (ended, served, looked) = thread::scope(|scope| {
-        // CRIU asks for nothing where it has files.
+        // CRIU reads files directly and requests nothing over the connection.
         let exists = |name: &str| image.contains(&format!("criu/{name}"));
         let send = |name: &str, pipe: File| send(image, name, &pipe);
         let serving = scope.spawn(move || serve.run(stopped, exists, send, || drop(lock)));
@@ -378,7 +378,7 @@ fn run_criu(
             .run_tool(tool, &descriptors)
             .and_then(|run| wait(&run, image, context.config.snapshot.timeout));
         if !matches!(ended, Ok(Ended::Exited(0))) {
-            // Every process that CRIU has created exits with the sandbox. This closes the pipes that are still served.
+            // All processes that CRIU has created exit with the sandbox. This closes the pipes that are still served.
             sandbox.kill();
         }
         drop(stop);
@@ -398,13 +398,13 @@ fn run_criu(
             sandbox.kill();
             Err(error.into())
         }
-        // CRIU has read everything it needs once it succeeds.
+        // A successful CRIU has read everything it needs.
         (Ok(Ended::Exited(0)), Ok(()) | Err(ServeError::Stream(_))) => Ok(()),
         (Ok(Ended::Signaled(signal)), _) => Err(RestoreError::Killed {
             signal,
             log: logged(&log),
         }),
-        // A CRIU that has not opened its log has not looked at the image.
+        // If CRIU has not opened its log, it has not read the image.
         (Ok(ended), _) if !log.exists() || reports_shortage(&log) => Err(RestoreError::Shortage {
             reason: why(&log, &log, ended, None),
         }),
@@ -417,7 +417,7 @@ fn run_criu(
 }
 
 /// Waits for CRIU for as long as it reads: an image that was made from memory within seconds may take minutes to
-/// restore from a disk. If CRIU reads no byte within `limit`, it hangs.
+/// restore from a disk. If CRIU reads no byte within `limit`, it counts as hung.
 fn wait(run: &ToolRun<'_>, image: &ImageReader, limit: Duration) -> Result<Ended, SandboxError> {
     let given = image.given();
     loop {
@@ -429,8 +429,8 @@ fn wait(run: &ToolRun<'_>, image: &ImageReader, limit: Duration) -> Result<Ended
     }
 }
 
-/// Returns CRIU's mode for TCP connections. CRIU treats all connections alike; if there are both kinds, those to other
-/// programs are aborted later.
+/// Returns CRIU's mode for TCP connections, which applies to all of them. If connections within the job and to other
+/// programs exist, the latter are aborted later.
 fn tcp(context: &RunContext, facts: &ImageFacts) -> Tcp {
     match context.config.network.tcp {
         config::Tcp::Close if facts.sockets.are_outside_only() => Tcp::Closed,
@@ -438,7 +438,7 @@ fn tcp(context: &RunContext, facts: &ImageFacts) -> Tcp {
     }
 }
 
-/// Writes an image file into CRIU's pipe. CRIU may close a pipe early; it decides itself which data it needs.
+/// Writes an image file into CRIU's pipe. CRIU may close a pipe before its end if it needs no more data.
 fn send(image: &ImageReader, name: &str, pipe: &File) -> Result<u64, ReadError> {
     match image.splice_to(&format!("criu/{name}"), pipe) {
         Err(ReadError::Sink(_)) => Ok(0),
@@ -446,7 +446,7 @@ fn send(image: &ImageReader, name: &str, pipe: &File) -> Result<u64, ReadError> 
     }
 }
 
-/// Returns the variable by which restored threads set what only they can.
+/// Returns the variable with system calls that only the restored threads themselves can make.
 fn own_calls(attributes: &[ThreadAttributes]) -> Option<(OsString, OsString)> {
     let own = attributes
         .iter()
@@ -461,7 +461,7 @@ fn start_timers(sandbox: &Sandbox, facts: &ImageFacts) -> Result<(), RestoreErro
     if facts.timers.is_empty() {
         return Ok(());
     }
-    // A job that exits at once needs no timer; its exit is reported elsewhere.
+    // A job that has exited needs no timers. Its exit is reported elsewhere.
     let Ok(root) = job::child_with_pid(sandbox.pid(), facts.pids.root) else {
         return Ok(());
     };

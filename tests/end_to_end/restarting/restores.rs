@@ -76,7 +76,7 @@ fn a_restored_job_has_the_huge_pages_back_that_were_its_own() {
     assert!(huge_mib(run.job()) >= before, "a snapshot takes none away");
     run.crash();
     // The kernel alone would need 10 s for 16 MiB. Memory shared with the child stays in small pages.
-    place.wait_for("err", "huge pages were asked for");
+    place.wait_for("err", "requested huge pages");
     let after = huge_mib(run.job());
     assert!((24..56).contains(&after), "{after} MiB");
     place.go();
