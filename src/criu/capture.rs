@@ -1,10 +1,10 @@
-//! The receiving half of `criu dump --stream`.
+//! Receiver of the image stream of `criu dump --stream`.
 //!
 //! ```text
-//! pre-dump        ──▶ `run()` was called ──▶ the tasks are frozen
-//! plugin          ──▶ `stopped()` ──▶ CRIU looks at them
-//! CRIU            request(name), pipe ──▶ one thread an image file, reads to EOF
-//! post-dump       ──▶ all requests taken, all threads done ──▶ `frozen()` ──▶ release
+//! pre-dump        ──▶ waits for `run()` ──▶ freezes the tasks
+//! plugin          ──▶ `stopped()` ──▶ CRIU inspects the tasks
+//! CRIU            request(name), pipe ──▶ one thread per image file, reads to EOF
+//! post-dump       ──▶ all requests received, all threads done ──▶ `frozen()` ──▶ release
 //! CRIU            closes the stream ──▶ done
 //! ```
 
@@ -21,22 +21,22 @@ use super::message::{read_request, receive_pipe, wait_readable};
 use super::question::{BEGIN_SOCKET, FROZEN_SOCKET, HOLD_SOCKET};
 use crate::plugin::variables::GO_ON;
 
-/// Most image files of one dump: about 15 a process, so some thousand processes.
+/// Limit on the image files of one dump. A process has about 15, so this is enough for some thousand processes.
 const FILES_MAX: usize = 65_536;
 
-/// Why an image stream could not be received.
+/// Reasons why an image stream could not be received.
 #[derive(Debug, thiserror::Error)]
 pub enum CaptureError<E> {
     /// The connection to CRIU broke.
     #[error("cannot receive CRIU's image stream")]
     Stream(#[source] io::Error),
-    /// The dump was called off from outside.
-    #[error("cannot receive CRIU's image stream: called off")]
+    /// The caller cancelled the dump.
+    #[error("cannot receive CRIU's image stream: cancelled")]
     Cancelled,
-    /// CRIU ended its stream before the image was complete, or dumped without our plugin.
+    /// CRIU ended its stream before the image was complete, or dumped without ckpt-run's plugin.
     #[error("cannot receive CRIU's image stream: it ended before the image was complete")]
     Incomplete,
-    /// More files than any dump has.
+    /// The dump exceeds the limit on files.
     #[error("cannot receive CRIU's image stream: more than {FILES_MAX} files")]
     TooMany,
     /// The receiver of an image file failed.
@@ -47,13 +47,13 @@ pub enum CaptureError<E> {
 /// The received image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Captured {
-    /// Image files.
+    /// Number of image files.
     pub files: usize,
-    /// Their bytes.
+    /// Total size in bytes.
     pub bytes: u64,
 }
 
-/// The sockets of a dump that is about to begin.
+/// Sockets for a dump that has not started yet.
 #[derive(Debug)]
 pub struct Capture {
     stream: UnixListener,
@@ -63,11 +63,12 @@ pub struct Capture {
 }
 
 impl Capture {
-    /// Binds the sockets in `directory`, which becomes CRIU's images directory and the folder in which the plugin asks. CRIU may
-    /// be started then; it leaves the tasks alone until [`run`](Self::run) is called, and ends when this is dropped.
+    /// Binds the sockets in `directory`, which becomes CRIU's image folder and the folder of the plugin's questions.
+    /// CRIU may be started after that. It does not touch the tasks until [`run`](Self::run) is called, and exits if
+    /// this value is dropped.
     ///
     /// # Errors
-    /// When a socket cannot be bound, for instance because the path is longer than 107 bytes.
+    /// A socket cannot be bound, for example because its path is longer than 107 bytes.
     pub fn bind(directory: &Path) -> io::Result<Self> {
         Ok(Self {
             stream: UnixListener::bind(directory.join("streamer-capture.sock"))?,
@@ -77,10 +78,10 @@ impl Capture {
         })
     }
 
-    /// Returns true if CRIU asks for the tasks within a time: its start is over.
+    /// Returns true if CRIU has finished its start and requests the tasks within a time.
     ///
     /// # Errors
-    /// When the socket cannot be looked at.
+    /// The socket cannot be polled.
     pub fn is_asked(&self, within: PollTimeout) -> io::Result<bool> {
         let [asked] = wait_readable([&self.begin], within)?;
         Ok(asked)
@@ -88,14 +89,13 @@ impl Capture {
 
     /// Receives one dump.
     ///
-    /// `receive` is called on a thread of its own for each image file and must read it to its end.
-    /// `stopped` is called once, when the tasks stand still and CRIU has not looked at their sockets yet, and
-    /// `frozen` once, when every file has been read and the tasks still stand still; an error of either
-    /// makes CRIU abort and release the tasks. When `cancel` can be read or has ended, the
-    /// connection is closed, which CRIU answers by releasing the tasks.
+    /// `receive` is called for each image file on a separate thread and must read it to its end. `stopped` is called
+    /// once, when the tasks are frozen and CRIU has not inspected their sockets yet. `frozen` is called once, when
+    /// every file has been read and the tasks are still frozen. An error of either makes CRIU abort and release the
+    /// tasks. When `cancel` becomes readable or is closed, the connection is closed, and CRIU releases the tasks.
     ///
     /// # Errors
-    /// The first error of `receive`, `stopped` or `frozen`, or the stream's own. The tasks go on in every case.
+    /// The first error of `receive`, `stopped` or `frozen`, or the stream's own. The tasks continue in every case.
     pub fn run<E: Send>(
         self,
         cancel: &impl AsFd,
@@ -116,7 +116,7 @@ impl Capture {
             };
             let result = reception.run((&self.stopped, stopped), (&self.hold, frozen), cancel);
             if result.is_err() {
-                // Readers that are still at work see the end of their pipes once CRIU gives up.
+                // Active readers reach the end of their pipes when CRIU gives up.
                 let _ = connection.shutdown(std::net::Shutdown::Both);
             }
             result
@@ -155,8 +155,8 @@ impl<'env, E: Send + 'env, R: Fn(&str, File) -> Result<u64, E> + Sync> Reception
             let [requested, plugin, held, cancelled] =
                 wait_readable([self.connection, asked, hold, cancel], PollTimeout::NONE)
                     .map_err(CaptureError::Stream)?;
-            // CRIU asks for the last file before it runs the action script, so requests come first.
-            // The call-off comes last: it may come with CRIU's regular end, and then it is done.
+            // CRIU requests the last file before it runs the action script, so requests are handled first. Cancellation
+            // is handled last: it may coincide with CRIU's regular end, and then the dump is complete.
             if requested {
                 if self.take_request()? {
                     continue;
@@ -194,7 +194,7 @@ impl<'env, E: Send + 'env, R: Fn(&str, File) -> Result<u64, E> + Sync> Reception
         }
     }
 
-    /// Takes one request; false at the end of the stream.
+    /// Receives one request. Returns false at the end of the stream.
     fn take_request(&mut self) -> Result<bool, CaptureError<E>> {
         let Some(name) = read_request(self.connection).map_err(CaptureError::Stream)? else {
             return Ok(false);
@@ -212,7 +212,7 @@ impl<'env, E: Send + 'env, R: Fn(&str, File) -> Result<u64, E> + Sync> Reception
         Ok(true)
     }
 
-    /// Waits for every file that was begun.
+    /// Waits until all started files are received.
     fn join(&mut self) -> Result<(), CaptureError<E>> {
         for reader in self.running.drain(..) {
             let bytes = match reader.join() {
@@ -233,7 +233,7 @@ mod tests {
 
     use super::*;
 
-    /// A dump without files whose end, by CRIU or by the call-off, comes while the tasks stand still.
+    /// Runs a dump without files that ends, by CRIU or by cancellation, while the tasks are frozen.
     fn dump(end: impl FnOnce(UnixStream, UnixStream)) -> Result<Captured, CaptureError<()>> {
         let folder = tempfile::tempdir().unwrap();
         let capture = Capture::bind(folder.path()).unwrap();
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn an_end_before_the_beginning_is_a_call_off_and_ends_the_script() {
+    fn an_end_before_the_start_cancels_and_ends_the_script() {
         let folder = tempfile::tempdir().unwrap();
         let capture = Capture::bind(folder.path()).unwrap();
         let _criu = UnixStream::connect(folder.path().join("streamer-capture.sock")).unwrap();
@@ -265,13 +265,17 @@ mod tests {
         let mut script = UnixStream::connect(folder.path().join(BEGIN_SOCKET)).unwrap();
         assert!(capture.is_asked(PollTimeout::ZERO).unwrap());
         drop(capture);
-        assert_eq!(script.read(&mut [0]).unwrap_or(0), 0, "no word to go on");
+        assert_eq!(
+            script.read(&mut [0]).unwrap_or(0),
+            0,
+            "no answer to continue"
+        );
     }
 
     #[test]
-    fn a_call_off_with_the_regular_end_changes_nothing() {
+    fn a_cancellation_at_the_regular_end_has_no_effect() {
         let end = |criu: UnixStream, _call_off: UnixStream| {
-            // Not only for us: a child of another test may have a copy for a moment.
+            // Shut down for all copies: a child of another test may have one for a moment.
             criu.shutdown(Shutdown::Both).unwrap();
         };
         let captured = dump(end).unwrap();

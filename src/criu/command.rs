@@ -16,11 +16,11 @@ pub struct DumpOptions<'a> {
     pub directory: &'a Path,
     /// Path of CRIU's log.
     pub log: &'a Path,
-    /// Folder of our plugin: none of the system's acts on our job.
+    /// Folder of ckpt-run's plugin. CRIU loads no plugins of the system.
     pub libdir: &'a Path,
     /// Verbosity, 0 to 4.
     pub log_level: u8,
-    /// Terminals of ours that the job has open.
+    /// Terminals of ckpt-run that the job has open.
     pub external: &'a [Inherited],
     /// Treatment of connections that a listening socket has not accepted yet.
     pub unaccepted: Unaccepted,
@@ -31,20 +31,20 @@ pub struct DumpOptions<'a> {
 pub enum Unaccepted {
     /// CRIU refuses to dump.
     Refused,
-    /// They are left out: a restored listening socket has none.
+    /// CRIU leaves the connections out. A restored listening socket has none.
     LeftOut,
 }
 
-/// Something of ours that the job has open, as it was at the dump; another takes its place at a restore.
+/// A pipe or terminal of ckpt-run that the job had open at the dump. A restore replaces it by another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Inherited {
-    /// The pipe of this inode.
+    /// A pipe, by inode.
     Pipe(u64),
     /// A terminal.
     Terminal {
         /// Number of the device.
         device: u64,
-        /// Number of the file system that its file is in.
+        /// Number of the file system with the device file.
         filesystem: u64,
     },
 }
@@ -58,49 +58,49 @@ impl fmt::Display for Inherited {
     }
 }
 
-/// Treatment of sockets that are one end of a TCP connection.
+/// Treatment of established TCP connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tcp {
-    /// They are connected again. Needs their local addresses.
+    /// Connections are restored. Their local addresses must be free.
     Established,
-    /// They are not connected.
+    /// Connections are closed.
     Closed,
 }
 
-/// Where a restore finds the image.
+/// Source of the image for a restore.
 #[derive(Clone, Copy, Debug)]
 pub enum ImageSource<'a> {
-    /// Through the stream whose socket is in this folder.
+    /// The stream with its socket in this folder.
     Stream(&'a Path),
-    /// In the files of this folder, which CRIU empties as it reads them.
+    /// Files in this folder. CRIU frees their pages as it reads them.
     Files(&'a Path),
 }
 
 /// Options of a restore.
 #[derive(Clone, Copy, Debug)]
 pub struct RestoreOptions<'a> {
-    /// Where the image is.
+    /// Source of the image.
     pub source: ImageSource<'a>,
     /// Path of CRIU's log.
     pub log: &'a Path,
-    /// Folder of our plugin: none of the system's acts on our job.
+    /// Folder of ckpt-run's plugin. CRIU loads no plugins of the system.
     pub libdir: &'a Path,
     /// Verbosity, 0 to 4.
     pub log_level: u8,
     /// Treatment of all established TCP connections.
     pub tcp: Tcp,
-    /// True if the plugin is to ask when everything is restored.
+    /// True if the plugin asks for permission when everything is restored.
     pub asks: bool,
-    /// Descriptors that the job had open at the dump, and CRIU's descriptor that takes the place of each.
+    /// Descriptors that the job had open at the dump, each with its replacement among CRIU's descriptors.
     pub inherited: &'a [(Inherited, i32)],
 }
 
-/// Seconds that CRIU may take to stop the tasks, and at a dump for each of its own steps.
+/// Time limit for CRIU in seconds: for freezing the tasks, and for each step of a dump.
 const CRIU_TIMEOUT_SECONDS: &str = "60";
-/// Largest unlinked file whose content goes into the image (CRIU's default is 1 MiB).
+/// Size limit for unlinked files whose content CRIU saves (CRIU's default is 1 MiB).
 const GHOST_BYTES_MAX: &str = "4294967295";
 
-/// Arguments of `criu dump`: the tasks go on afterwards.
+/// Returns the arguments of `criu dump`. The tasks continue afterwards.
 #[must_use]
 pub fn dump_arguments(options: &DumpOptions<'_>) -> Vec<OsString> {
     let mut arguments = common(
@@ -116,7 +116,7 @@ pub fn dump_arguments(options: &DumpOptions<'_>) -> Vec<OsString> {
             OsStr::new("--tree"),
             OsStr::new(&options.root_pid.to_string()),
             OsStr::new("--leave-running"),
-            // The supervisor holds packets back itself, where any are in transit.
+            // The supervisor holds packets back itself if any are in transit.
             OsStr::new("--network-lock"),
             OsStr::new("skip"),
             OsStr::new("--timeout"),
@@ -141,7 +141,7 @@ pub fn dump_arguments(options: &DumpOptions<'_>) -> Vec<OsString> {
     arguments
 }
 
-/// Arguments of `criu restore`: it ends when the tasks run, as children of CRIU's own parent.
+/// Returns the arguments of `criu restore`. CRIU exits when the tasks run as children of CRIU's own parent.
 #[must_use]
 pub fn restore_arguments(options: &RestoreOptions<'_>) -> Vec<OsString> {
     let mut arguments = common(
@@ -160,7 +160,7 @@ pub fn restore_arguments(options: &RestoreOptions<'_>) -> Vec<OsString> {
     );
     match options.tcp {
         Tcp::Established => {}
-        // CRIU (4.2.1) looks at this option before the other.
+        // CRIU (4.2.1) gives precedence to this option.
         Tcp::Closed => push(&mut arguments, &[OsStr::new("--tcp-close")]),
     }
     if options.asks {
@@ -201,7 +201,7 @@ fn common(
             OsStr::new(&format!("-v{log_level}")),
             OsStr::new("--libdir"),
             libdir.as_os_str(),
-            // The job stays in, and comes back into, the cgroup of the supervisor.
+            // The job stays in the supervisor's cgroup, also after a restore.
             OsStr::new("--manage-cgroups=ignore"),
             OsStr::new("--tcp-established"),
             OsStr::new("--file-locks"),
@@ -210,7 +210,7 @@ fn common(
     arguments
 }
 
-/// Returns the action script, in whose place the plugin asks.
+/// Returns the name of the action script. The plugin asks its question instead of starting a script.
 fn script() -> &'static OsStr {
     OsStr::from_bytes(SCRIPT.to_bytes())
 }
@@ -224,7 +224,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_restored_pipe_or_terminal_is_named_as_at_the_dump() {
+    fn a_restored_pipe_or_terminal_has_its_name_from_the_dump() {
         let path = Path::new("/x");
         let terminal = Inherited::Terminal {
             device: 0x8805,

@@ -1,4 +1,4 @@
-//! CRIU's version, as it tells it.
+//! CRIU's version, as reported by `criu --version`.
 
 use std::fmt;
 
@@ -9,12 +9,12 @@ pub struct Version {
     pub major: u32,
     /// Second number.
     pub minor: u32,
-    /// Third number, 0 when CRIU does not tell.
+    /// Third number; 0 if CRIU does not report one.
     pub patch: u32,
 }
 
 impl Version {
-    /// Reads the line `Version: 4.1.1` among the lines of `criu --version`.
+    /// Parses the line `Version: 4.1.1` in the output of `criu --version`.
     pub(super) fn parse(answer: &str) -> Option<Version> {
         let text = answer
             .lines()

@@ -1,9 +1,8 @@
-//! Finds a CRIU that can do the work and says how to start it.
+//! Search for a usable CRIU, and the command that starts it.
 //!
-//! First step of every run: everything that starts CRIU takes its command from here. A CRIU is
-//! either a plain program or a *prefix*: a folder holding CRIU and its own C library, started
-//! through that folder's dynamic loader, so that a newer CRIU runs on an older system. Knows
-//! nothing of dumps, restores and images.
+//! The search is the first step of every run, and every start of CRIU uses its command. A CRIU is either a plain
+//! program or a *prefix*: a folder with CRIU and its own C library, started through that folder's dynamic loader, so
+//! that a newer CRIU runs on an older system. This module does not depend on dumps, restores and images.
 
 use std::env;
 use std::ffi::OsString;
@@ -22,51 +21,49 @@ use prefix::{LOCAL_PREFIX, Prefix};
 mod error;
 mod prefix;
 
-/// The oldest CRIU that is accepted: 3.x fails on current kernels and its `--stream` is not what
-/// the image store speaks.
+/// Oldest accepted CRIU. CRIU 3.x fails on current kernels, and the image store does not support its `--stream`.
 const OLDEST: Version = Version {
     major: 4,
     minor: 0,
     patch: 0,
 };
 
-/// Limit on `criu --version` and `criu check`. Both take well under a second; a hanging network
-/// file system must not hang us.
+/// Time limit for `criu --version` and `criu check`. Both take well under a second, but CRIU may be on a network file
+/// system that hangs.
 const ANSWER_LIMIT: Duration = Duration::from_secs(20);
 
-/// Most bytes read of CRIU's answer; `criu check` writes a few lines.
+/// Limit on the output read from CRIU in bytes. `criu check` writes a few lines.
 const ANSWER_BYTES: u64 = 64 * 1024;
 
-/// Most characters of CRIU's answer in an error message.
+/// Limit on the characters of CRIU's output in an error message.
 const QUOTED_CHARS: usize = 400;
 
-/// `PATH` given to CRIU when we have none: it starts network and mount tools.
+/// `PATH` for CRIU if ckpt-run has none, because CRIU starts network and mount tools.
 const FALLBACK_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Folders searched after those of `PATH`: CRIU lives there, users' `PATH`s often lack them.
+/// Folders searched after those of `PATH`. CRIU is often installed there, and users' `PATH`s often lack them.
 const SYSTEM_FOLDERS: [&str; 2] = ["/usr/sbin", "/sbin"];
 
-/// A CRIU that answered with a version we accept.
+/// A CRIU with an accepted version.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Criu {
     argv: Vec<OsString>,
-    /// The version that it reports.
+    /// The reported version.
     pub version: Version,
 }
 
 /// Places to search, in this order: `explicit`, `prefixes`, the folders of `PATH`.
 #[derive(Debug, Clone, Default)]
 pub struct Search {
-    /// Named by the user: a program or a prefix. Nothing else is tried then.
+    /// A program or prefix named by the user. The search is limited to it.
     pub explicit: Option<PathBuf>,
-    /// Prefixes to try. Those that do not exist, or that another user could have filled, are
-    /// passed over.
+    /// Prefixes to try. A prefix is skipped if it does not exist or another user can have created its content.
     pub prefixes: Vec<PathBuf>,
 }
 
 impl Search {
-    /// The usual prefixes of this program's installation; `explicit` is what flag or
-    /// configuration say, `None` or empty to search.
+    /// Returns a search with the usual prefixes of this program's installation. `explicit` is the value of the flag or
+    /// setting; `None` or empty to search.
     #[must_use]
     pub fn new(explicit: Option<PathBuf>) -> Search {
         let program = env::current_exe().unwrap_or_default();
@@ -80,11 +77,11 @@ impl Search {
 }
 
 impl Criu {
-    /// The first CRIU of the search that answers with an accepted version.
+    /// Returns the first CRIU of the search with an accepted version.
     ///
     /// # Errors
-    /// An explicit path that does not work is an error. Of the others, those that do not work
-    /// are passed over; the first one's reason is returned when none works.
+    /// An explicit path does not work. Other candidates that do not work are skipped; if none works, the first one's
+    /// reason is returned.
     pub fn find(search: &Search) -> Result<Criu, FindError> {
         let path = env::var_os("PATH").unwrap_or_default();
         let folders = env::split_paths(&path)
@@ -95,7 +92,7 @@ impl Criu {
 
     fn find_in(search: &Search, folders: Vec<PathBuf>) -> Result<Criu, FindError> {
         if let Some(path) = &search.explicit {
-            // Absolute: the sandbox starts CRIU from another folder.
+            // The path must be absolute, because the sandbox starts CRIU in another folder.
             let path = &fs::canonicalize(path).unwrap_or_else(|_| path.clone());
             return if path.is_dir() {
                 Criu::start(path, Prefix::open(path)?.argv())
@@ -118,7 +115,7 @@ impl Criu {
             match found {
                 Ok(criu) => return Ok(criu),
                 Err(reason) => {
-                    tracing::debug!(%reason, "CRIU passed over");
+                    tracing::debug!(%reason, "skipped a CRIU");
                     first_reason.get_or_insert(reason);
                 }
             }
@@ -128,7 +125,7 @@ impl Criu {
         }))
     }
 
-    /// Asks the program or prefix at `path`, started by `argv`, for its version.
+    /// Runs the program or prefix at `path`, started by `argv`, to determine its version.
     fn start(path: &Path, argv: Vec<OsString>) -> Result<Criu, FindError> {
         let path = path.to_owned();
         let mut criu = Criu {
@@ -157,8 +154,8 @@ impl Criu {
         Ok(criu)
     }
 
-    /// A command that starts this CRIU, arguments to be added. Its environment is `PATH` alone:
-    /// `LD_*` of the user must not reach a process that is run with all privileges.
+    /// Returns a command that starts this CRIU, without arguments. Its environment contains only `PATH`, because `LD_*`
+    /// of the user must not affect a process with all privileges.
     #[must_use]
     pub fn command(&self) -> Command {
         let mut command = Command::new(&self.argv[0]);
@@ -170,16 +167,16 @@ impl Criu {
         command
     }
 
-    /// Program and leading arguments, absolute, for a process that somebody else starts.
+    /// Returns the absolute program and leading arguments, for a process started elsewhere.
     #[must_use]
     pub fn argv(&self) -> Vec<OsString> {
         self.argv.clone()
     }
 
-    /// Asks CRIU whether kernel and privileges suffice.
+    /// Runs `criu check` to determine if kernel and privileges suffice.
     ///
     /// # Errors
-    /// CRIU's own reason when they do not.
+    /// They do not suffice, with CRIU's reason.
     pub fn check(&self) -> Result<(), CheckError> {
         let (status, answer) = self.ask("check", ANSWER_LIMIT)?;
         if status.success() {
@@ -191,19 +188,19 @@ impl Criu {
         })
     }
 
-    /// Runs CRIU with one argument, and returns how it ended and all that it wrote.
+    /// Runs CRIU with one argument, and returns its exit status and all output.
     fn ask(&self, argument: &str, limit: Duration) -> io::Result<(ExitStatus, String)> {
         let (reader, writer) = io::pipe()?;
         let mut command = self.command();
         command.arg(argument).stdin(Stdio::null());
         command.stdout(writer.try_clone()?).stderr(writer);
         let mut child = command.spawn()?;
-        drop(command); // and with it our writing ends, so that the reader sees the end
+        drop(command); // closes our write ends, so that the reader reaches the end
         let (sender, answer) = mpsc::channel();
         thread::spawn(move || {
             let mut bytes = Vec::new();
             let read = reader.take(ANSWER_BYTES).read_to_end(&mut bytes);
-            // Nobody listens any more after the limit.
+            // After the limit, the receiver is closed.
             let _ = sender.send(read.map(|_| bytes));
         });
         let answer = answer.recv_timeout(limit).unwrap_or_else(|_| {
@@ -211,14 +208,14 @@ impl Criu {
             Err(io::Error::new(io::ErrorKind::TimedOut, silent))
         });
         if answer.is_err() {
-            let _ = child.kill(); // it may have ended by itself
+            let _ = child.kill(); // it may have exited
         }
         let status = child.wait()?;
         Ok((status, String::from_utf8_lossy(&answer?).into_owned()))
     }
 }
 
-/// CRIU's complaint on one line: its `Error` lines if it has any, else all it said.
+/// Returns CRIU's error on one line: its `Error` lines if there are any, otherwise all output.
 fn reason_of(answer: &str) -> String {
     let lines = || answer.lines().map(str::trim);
     let errors: Vec<&str> = lines().filter(|line| line.contains("Error")).collect();

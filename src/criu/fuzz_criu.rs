@@ -1,8 +1,8 @@
-//! CRIU's words for fuzzing, where they have no public way in.
+//! Fuzzing entry points for parsers of CRIU's output that are not public.
 
 use super::Version;
 
-/// The answer to `criu --version`.
+/// Parses the output of `criu --version`.
 pub(crate) fn version(answer: &str) -> bool {
     let Some(version) = Version::parse(answer) else {
         return false;

@@ -1,4 +1,4 @@
-//! CRIU's log, in the user's words.
+//! Reasons of failures in CRIU's log, translated for the user.
 
 use std::fmt;
 use std::fs::File;
@@ -7,13 +7,13 @@ use std::path::Path;
 
 use crate::known_errors::{self, Symptom};
 
-/// Limit on the part of a log's end that is read: errors are the last thing that CRIU writes.
+/// Limit on the bytes read from the end of a log. CRIU writes errors last.
 const TAIL_BYTES_MAX: u64 = 256 << 10;
 
-/// Why CRIU failed.
+/// The reason why CRIU failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reason {
-    /// The cause, in the user's words where it is known, otherwise CRIU's first error.
+    /// The cause in plain words if it is known, otherwise CRIU's first error.
     pub cause: String,
     /// The remedy, if one is known.
     pub remedy: Option<&'static str>,
@@ -26,15 +26,15 @@ impl fmt::Display for Reason {
     }
 }
 
-/// Errors after which CRIU goes on: it would have liked a higher limit, which takes `CAP_SYS_RESOURCE`, and looks for
-/// /dev/net/tun, which containers do not have.
+/// Errors after which CRIU continues: it cannot raise a limit without `CAP_SYS_RESOURCE`, and does not find
+/// /dev/net/tun in containers.
 const HARMLESS: &[&str] = &[
     "Can't setup RLIMIT_NOFILE for self",
     "tun: Unable to create tun",
 ];
 
-/// Errors that name a lack of memory or disk space, or a process of CRIU's that was killed, perhaps for lack of memory.
-/// The image is not at fault.
+/// Errors caused by a lack of memory or disk space, or by a killed process of CRIU, perhaps for lack of memory. The
+/// image is not at fault.
 const SHORTAGES: &[&str] = &[
     "Cannot allocate memory",
     "No space left on device",
@@ -44,7 +44,7 @@ const SHORTAGES: &[&str] = &[
     "Compat vdso helper isn't stopped",
 ];
 
-/// Errors that name a state of the job's that passes: data that it has not read or accepted yet, and data that arrives from
+/// Errors caused by a temporary state of the job: data that it has not read or accepted yet, and data that arrives from
 /// another program while CRIU reads a socket.
 const PASSING: &[&str] = &[
     "Non-empty write queue on an in-flight socket",
@@ -53,19 +53,19 @@ const PASSING: &[&str] = &[
     "\trecv failed (",
 ];
 
-/// Reads the end of CRIU's log and says why it failed. `None` when the log holds no error.
+/// Reads the end of CRIU's log and returns the reason of the failure. Returns `None` if the log has no error.
 #[must_use]
 pub fn reason_in(log: &Path) -> Option<Reason> {
     reason(&end_of(log)?)
 }
 
-/// Returns true if CRIU's log has an error that names a lack of memory or disk space, or a process that was killed.
+/// Returns true if CRIU's log has an error caused by a lack of memory or disk space, or by a killed process.
 #[must_use]
 pub fn reports_shortage(log: &Path) -> bool {
     end_of(log).is_some_and(|log| has_error(&log, SHORTAGES))
 }
 
-/// Returns true if CRIU's log has an error that names a state of the job's that passes.
+/// Returns true if CRIU's log has an error caused by a temporary state of the job.
 #[must_use]
 pub fn reports_passing(log: &Path) -> bool {
     end_of(log).is_some_and(|log| has_error(&log, PASSING))
@@ -105,7 +105,7 @@ fn reason(log: &str) -> Option<Reason> {
     })
 }
 
-/// The line without CRIU's time stamp, pid and source position.
+/// Returns the line without CRIU's timestamp, pid and source position.
 fn message(line: &str) -> &str {
     line.split_once("Error (")
         .and_then(|(_, rest)| rest.split_once("): "))
@@ -122,7 +122,7 @@ mod tests {
         (00.035) Error (criu/cr-restore.c:2605): Restoring FAILED.\n";
 
     #[test]
-    fn a_known_error_is_told_in_the_users_words_with_a_remedy() {
+    fn a_known_error_has_plain_words_and_a_remedy() {
         let reason = reason(SHRUNK).unwrap();
         assert_eq!(
             reason.cause,
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_that_names_a_lack_of_memory_or_a_kill_is_a_shortage() {
+    fn an_error_for_lack_of_memory_or_a_kill_is_a_shortage() {
         let line = "(00.2)  300: Error (criu/mem.c:9): Can't mmap: Cannot allocate memory\n";
         assert!(has_error(&format!("{SHRUNK}{line}"), SHORTAGES));
         for killed in [

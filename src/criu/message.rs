@@ -1,5 +1,5 @@
-//! Messages of CRIU's image stream: a little-endian `u32` length, then protobuf;
-//! beside them, a pipe travels with one dummy byte.
+//! Messages of CRIU's image stream: a length (little-endian `u32`), then protobuf. Pipes are passed separately with one
+//! dummy byte.
 
 use std::fs::File;
 use std::io::{self, IoSliceMut, Read, Write};
@@ -11,14 +11,14 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
 use prost::Message;
 
-/// Longest request: a file name of CRIU's, with ample room.
+/// Limit on the size of a request, which contains the name of an image file.
 const REQUEST_BYTES_MAX: u32 = 4096;
-/// Size of the image pipes; the default of 64 KiB costs a factor of 5 to 10. Also the most that an
-/// unprivileged process may ask for.
+/// Size of the image pipes, the most that an unprivileged process may request. The default of 64 KiB is slower by a
+/// factor of 5 to 10.
 const PIPE_BYTES: i32 = 1 << 20;
 
-/// Descriptors that the kernel passes with one message (`SCM_MAX_FD`): one is wanted, but with room
-/// for fewer those that fit would be ours, unseen and for ever.
+/// Descriptors that the kernel passes with one message (`SCM_MAX_FD`). One is expected. If the buffer had room for
+/// fewer than were sent, the received ones would stay open unnoticed.
 const DESCRIPTORS_MAX: usize = 253;
 
 /// CRIU's `img_streamer_request_entry`.
@@ -54,14 +54,14 @@ pub(super) fn read_request(mut connection: &UnixStream) -> io::Result<Option<Str
     Ok(Some(request.filename))
 }
 
-/// Tells CRIU whether the image file exists.
+/// Reports to CRIU if the image file exists.
 pub(super) fn write_reply(mut connection: &UnixStream, exists: bool) -> io::Result<()> {
     let body = FileReply { exists }.encode_to_vec();
     let length = u32::try_from(body.len()).map_err(io::Error::other)?;
     connection.write_all(&[&length.to_le_bytes(), body.as_slice()].concat())
 }
 
-/// Receives the pipe that carries the image file, and makes it as large as it helps.
+/// Receives the pipe of the image file, and enlarges it.
 pub(super) fn receive_pipe(connection: &UnixStream) -> io::Result<File> {
     let mut dummy = [0; 1];
     let mut space = nix::cmsg_space!([RawFd; DESCRIPTORS_MAX]);
@@ -83,7 +83,7 @@ pub(super) fn receive_pipe(connection: &UnixStream) -> io::Result<File> {
         .next()
         .map(File::from)
         .ok_or_else(|| invalid("image stream request without a pipe"))?;
-    // A smaller pipe is slower, not wrong.
+    // A smaller pipe works too, but is slower.
     let _ = fcntl(&pipe, FcntlArg::F_SETPIPE_SZ(PIPE_BYTES));
     Ok(pipe)
 }
@@ -97,7 +97,7 @@ fn own(number: RawFd) -> OwnedFd {
     unsafe { OwnedFd::from_raw_fd(number) }
 }
 
-/// Waits until one of `watched` can be read (or has ended); tells which can.
+/// Waits until one of `watched` is readable or closed. Returns a flag for each.
 pub(super) fn wait_readable<const N: usize>(
     watched: [&dyn AsFd; N],
     limit: PollTimeout,
@@ -135,11 +135,11 @@ mod tests {
         sendmsg::<()>(criu.as_raw_fd(), &bytes, &rights, MsgFlags::empty(), None).unwrap();
         drop(readers);
         let _first = receive_pipe(&ours).unwrap();
-        // A child of another test may have them all for a moment.
+        // A child of another test may have copies of all of them for a moment.
         for writer in &writers[1..] {
             let limit = PollTimeout::try_from(60_000).unwrap();
             let mut polled = [PollFd::new(writer.as_fd(), PollFlags::empty())];
-            assert_eq!(poll(&mut polled, limit), Ok(1), "nobody can read any more");
+            assert_eq!(poll(&mut polled, limit), Ok(1), "no reader is left");
         }
         assert!((&writers[0]).write(b"x").is_ok());
     }

@@ -1,10 +1,10 @@
-//! CRIU as a tool: its command lines, its image stream, and its log in the user's words.
+//! Interface to CRIU: its command lines, its image stream, its plugin, and its log.
 //!
-//! CRIU is run by its command line inside the job's sandbox, because `--stream`
-//! exists nowhere else. This module builds the command lines and speaks the
-//! stream protocol; it does not know where images come from or go to.
+//! CRIU runs by its command line inside the job's sandbox, because its other interfaces do not support `--stream`. This
+//! module builds the command lines and implements the stream protocol. It does not depend on the source or destination
+//! of images.
 //!
-//! Source of the facts: CRIU 4.1.1 and 4.2.1 (`img-streamer.c`, `cr-dump.c`, `pipes.c`).
+//! Sources: CRIU 4.1.1 and 4.2.1 (`img-streamer.c`, `cr-dump.c`, `pipes.c`).
 
 mod capture;
 mod command;

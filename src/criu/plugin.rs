@@ -1,7 +1,7 @@
-//! The CRIU plugin that the program carries: how it gets to CRIU and what CRIU's environment tells it.
+//! Installation of the CRIU plugin that is embedded in the program, and its settings in CRIU's environment.
 //!
-//! CRIU loads every `*.so` in the folder it is given (`--libdir`); that folder is ours, private, and holds this one
-//! file, so that no plugin of the system's ever acts on the job. The plugin itself is in `src/plugin`.
+//! CRIU loads every `*.so` in a given folder (`--libdir`). ckpt-run gives it a private folder with only this file, so
+//! that no plugin of the system affects the job. The source of the plugin is in `src/plugin`.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -14,9 +14,9 @@ use super::Version;
 use crate::plugin::hooks;
 use crate::plugin::variables;
 
-/// Compiled by `build.rs`.
+/// The plugin, compiled by `build.rs`.
 const LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/ckpt-run-plugin.so"));
-/// CRIU takes what ends in `.so`.
+/// File name of the plugin. CRIU loads files ending in `.so`.
 pub(super) const NAME: &str = "ckpt-run.so";
 /// First CRIU that calls `RESTORE_EXT_FILE` with a second argument: 4.2.1 does not, its development branch does.
 const RETRY_SINCE: Version = Version {
@@ -28,10 +28,10 @@ const RETRY_SINCE: Version = Version {
 /// A variable of a tool's environment.
 pub type PluginVariable = (OsString, OsString);
 
-/// Writes the plugin into the folder, which must be closed to others: CRIU runs what is in it as root.
+/// Writes the plugin into the folder, which must be inaccessible to other users because CRIU runs its content as root.
 ///
 /// # Errors
-/// When the file is there already or cannot be written.
+/// The file already exists or cannot be written.
 pub fn install_plugin(folder: &Path) -> io::Result<()> {
     File::options()
         .write(true)
@@ -41,15 +41,15 @@ pub fn install_plugin(folder: &Path) -> io::Result<()> {
         .write_all(LIBRARY)
 }
 
-/// Returns the variable for a dump: the plugin takes character devices with these major numbers, and no other file.
+/// Returns the variable for a dump. The plugin handles character devices with these major numbers, and no other files.
 #[must_use]
 pub fn plugin_takes(majors: &[u32]) -> PluginVariable {
     let list: Vec<String> = majors.iter().map(ToString::to_string).collect();
     (name(variables::MAJORS), list.join(" ").into())
 }
 
-/// Returns the variable by which restored threads make system calls before they run, or none. A value that does not count
-/// is `None`.
+/// Returns the variable that makes restored threads make system calls before they run, if there are any. A value that
+/// is `None` is not set.
 #[must_use]
 pub fn plugin_calls(
     calls: impl Iterator<Item = (i32, Option<u32>, Option<(u32, u64)>)>,
@@ -66,18 +66,18 @@ pub fn plugin_calls(
     (!list.is_empty()).then(|| (name(variables::CALLS), list.join(";").into()))
 }
 
-/// Returns the variable by which functions of the plugin take the place of the C library's. Puts a link to the plugin into
-/// `folder`, whose path has neither spaces nor colons.
+/// Returns the variable that makes functions of the plugin replace those of the C library. Creates a link to the plugin
+/// in `folder`, whose path must have neither spaces nor colons.
 ///
 /// # Errors
-/// The link cannot be made.
+/// The link cannot be created.
 pub fn plugin_interposes(libdir: &Path, folder: &Path) -> io::Result<PluginVariable> {
     let link = folder.join(NAME);
     symlink(libdir.join(NAME), &link)?;
     Ok(("LD_PRELOAD".into(), link.into()))
 }
 
-/// Returns the variables for a restore by this CRIU of the tree whose first process is `root`, as CRIU sees it.
+/// Returns the variables for a restore by this CRIU. `root` is the pid of the tree's first process as seen by CRIU.
 #[must_use]
 pub fn plugin_restores(criu: Version, root: i32) -> Vec<PluginVariable> {
     let mut variables = vec![(name(variables::ROOT), root.to_string().into())];
@@ -111,7 +111,7 @@ mod tests {
 
     const NOT_MINE: i32 = -95;
 
-    /// The carried library, loaded as CRIU does.
+    /// Loads the embedded library as CRIU does.
     fn load(folder: &Path) -> (Library, &'static Descriptor) {
         install_plugin(folder).unwrap();
         // SAFETY: the library has no constructors.
@@ -150,9 +150,9 @@ mod tests {
 
     #[test]
     fn nothing_is_linked_to_the_plugin() {
-        // A name of a library would be in the table of strings.
+        // The name of a needed library would be in the string table.
         let names_library = LIBRARY.windows(4).any(|bytes| bytes == b"libc");
-        assert!(!names_library, "it runs with whatever C library CRIU has");
+        assert!(!names_library, "it runs with any C library");
         assert!(LIBRARY.starts_with(b"\x7fELF") && LIBRARY.len() < 64 << 10);
     }
 
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_is_made_again_where_that_changes_nothing_of_note() {
+    fn a_wait_is_restarted_where_that_has_no_noticeable_effect() {
         let short = |address| {
             Some(if address == 1 {
                 1_000_000_000
@@ -218,7 +218,7 @@ mod tests {
                 expected,
                 "{number} {arguments:?}"
             );
-            assert!(!again(-514, number, arguments), "CRIU makes it again");
+            assert!(!again(-514, number, arguments), "CRIU restarts it");
         }
         for (number, arguments, expected) in [
             (232, [0, 0, 0, minus_one], true),
@@ -266,9 +266,9 @@ mod tests {
         assert_eq!(plugin_restores(version(3, 0), 305).len(), 2);
     }
 
-    /// Name of the test that runs in a process of its own, as the plugin asks the environment.
+    /// Name of a test that runs in a separate process, because the plugin reads the environment.
     const ALONE: &str = "criu::plugin::tests::verdicts_in_a_process_of_its_own";
-    /// Set there.
+    /// Variable that is set in that process.
     const ALONE_VARIABLE: &str = "CKPT_RUN_TEST_VERDICTS";
 
     #[test]
@@ -328,10 +328,10 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_back_is_null_and_zeros_whatever_the_image_says() {
+    fn restored_files_are_null_and_zeros_for_any_image() {
         let folder = tempfile::tempdir().unwrap();
         let (_library, descriptor) = load(folder.path());
-        // Without the variable the second argument is not touched: up to CRIU 4.2.1 it holds anything.
+        // Without the variable, the second argument is not used. Up to CRIU 4.2.1 its value is undefined.
         let wild = ptr::without_provenance_mut(1);
         // SAFETY: the variable is not set.
         let number = unsafe { descriptor.hooks.restore_file.unwrap()(7, wild) };
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_are_read_where_the_kernel_does_not_tell_them() {
+    fn limits_are_read_from_proc_if_the_kernel_refuses() {
         type Call = unsafe extern "C" fn(i64, i64, i64, i64, i64, i64, i64) -> i64;
         let folder = tempfile::tempdir().unwrap();
         let (library, _) = load(folder.path());
@@ -387,7 +387,7 @@ mod tests {
         }
         child.kill().unwrap();
         child.wait().unwrap();
-        // Everything else is as it was: an error has its number.
+        // All other calls are unchanged: an error sets errno.
         // SAFETY: no such descriptor is open.
         let closed = unsafe { call(nix::libc::SYS_close, -1, 0, 0, 0, 0, 0) };
         let error = std::io::Error::last_os_error();
@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_made_and_removed_without_following_links() {
+    fn names_are_created_and_removed_without_following_links() {
         type Link = unsafe extern "C" fn(i32, *const i8, i32, *const i8, i32) -> i32;
         type Unlink = unsafe extern "C" fn(i32, *const i8, i32) -> i32;
         let folder = tempfile::tempdir().unwrap();
@@ -425,7 +425,7 @@ mod tests {
         assert!(!folder.path().join("real/name").exists());
     }
 
-    /// Major and minor number of a character device that the caller owns.
+    /// Returns major and minor number of a character device, and closes it.
     fn device(number: RawFd) -> (u64, u64) {
         // SAFETY: the plugin has just opened it for its caller.
         let file = fs::File::from(unsafe { OwnedFd::from_raw_fd(number) });

@@ -1,7 +1,8 @@
-//! The questions of the CRIU plugin: the settings of the plugin for them, and the one before restored tasks run.
+//! Questions of the CRIU plugin to the supervisor: their settings in the environment, and the question before restored
+//! tasks run.
 //!
-//! While CRIU restores, the mounts of the sandbox follow no links; the plugin undoes that when every task is ready, and
-//! waits for an answer.
+//! While CRIU restores, the sandbox's mounts do not follow symbolic links. The plugin reverts that when all tasks are
+//! ready, and then waits for an answer.
 
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -17,19 +18,19 @@ use crate::mount_table::Mount;
 use crate::plugin::variables;
 use crate::plugin::variables::GO_ON;
 
-/// Name of the socket of the question before restored tasks run.
+/// Name of the socket for the question before restored tasks run.
 const SOCKET: &str = "question.sock";
-/// Names of the sockets of the other questions; `src/plugin/question.rs` says when they are asked.
+/// Names of the sockets for the other questions, which `src/plugin/question.rs` describes.
 pub(super) const BEGIN_SOCKET: &str = "begin.sock";
 pub(super) const FROZEN_SOCKET: &str = "frozen.sock";
 pub(super) const HOLD_SOCKET: &str = "hold.sock";
 pub(super) const RESTORED_SOCKET: &str = "restored.sock";
-/// Folders in which the sandbox mounts file systems of its own; CRIU needs the links in them.
+/// Folders in which the sandbox mounts its own file systems. CRIU needs the links in them.
 const SANDBOXS_OWN: [&str; 3] = ["/proc", "/dev", "/sys"];
-/// Mark of a mount that follows no links.
+/// Mount option that disables symbolic links.
 const NO_LINKS: &str = "nosymfollow";
 
-/// The socket of the plugin's question.
+/// Socket for the plugin's question.
 #[derive(Debug)]
 pub struct Question {
     listener: UnixListener,
@@ -40,7 +41,7 @@ impl Question {
     /// Binds the socket in `directory`.
     ///
     /// # Errors
-    /// When it cannot be bound.
+    /// The socket cannot be bound.
     pub fn bind(directory: &Path) -> io::Result<Self> {
         let path = directory.join(SOCKET);
         Ok(Self {
@@ -49,14 +50,14 @@ impl Question {
         })
     }
 
-    /// Returns the variable that makes the plugin ask.
+    /// Returns the variable that enables the question.
     #[must_use]
     pub fn variable(&self) -> PluginVariable {
         (name(variables::QUESTION), self.path.clone().into())
     }
 
-    /// Waits for the question and answers it: `answer` decides, or has killed the tasks. Returns `None` if `cancel` could
-    /// be read or ended before the plugin asked.
+    /// Waits for the question and answers it. `answer` decides, or has killed the tasks. Returns `None` if `cancel`
+    /// became readable or was closed before the plugin asked.
     pub fn wait<E>(
         &self,
         cancel: &impl AsFd,
@@ -68,13 +69,13 @@ impl Question {
         }
         let (mut plugin, _) = self.listener.accept().ok()?;
         let answered = answer();
-        // A plugin that is gone needs no word.
+        // A plugin that has exited needs no answer.
         let _ = plugin.write_all(&[GO_ON]);
         Some(answered)
     }
 }
 
-/// Returns the variables by which the plugin asks at a dump, in this folder.
+/// Returns the variables for the questions during a dump, with sockets in this folder.
 #[must_use]
 pub fn asks_at_dump(folder: &Path) -> [PluginVariable; 3] {
     [
@@ -84,15 +85,15 @@ pub fn asks_at_dump(folder: &Path) -> [PluginVariable; 3] {
     ]
 }
 
-/// Returns the variable by which the plugin asks when everything is restored, in this folder.
+/// Returns the variable for the question after a restore, with its socket in this folder.
 #[must_use]
 pub fn asks_when_restored(folder: &Path) -> PluginVariable {
     let socket = folder.join(RESTORED_SOCKET);
     (name(variables::RESTORED), socket.into())
 }
 
-/// Returns the variable by which the mounts of the sandbox whose pid 1 has this host pid follow no links while CRIU
-/// restores; `None` where the kernel cannot do that (before 5.14).
+/// Returns the variable that disables symbolic links on the mounts of a sandbox while CRIU restores. `sandbox` is the
+/// host pid of its pid 1. Returns `None` if the kernel does not support that (before 5.14).
 ///
 /// # Errors
 /// The list of mounts cannot be read.
@@ -111,7 +112,7 @@ pub fn plugin_follows_no_links(sandbox: i32) -> io::Result<Option<PluginVariable
     Ok(Some((name(variables::NO_LINKS), list)))
 }
 
-/// Returns true if the kernel can make mounts follow no links: `MOUNT_ATTR_NOSYMFOLLOW`.
+/// Returns true if the kernel supports `MOUNT_ATTR_NOSYMFOLLOW`.
 fn kernel_can() -> bool {
     let about = nix::sys::utsname::uname();
     about.is_ok_and(|about| is_new_enough(&about.release().to_string_lossy()))
@@ -145,14 +146,14 @@ mod tests {
         assert_eq!(question.wait(&stopped, || Err(())), None);
     }
 
-    /// Name of the test that runs in a process of its own, which ends as CRIU's child for the action script does.
+    /// Name of a test that runs in a separate process, which exits like CRIU's child for the action script.
     const CHILD: &str = "criu::question::tests::acts_as_the_script";
 
     #[test]
     fn the_plugin_asks_in_place_of_the_action_script() {
         let folder = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(folder.path().join(BEGIN_SOCKET)).unwrap();
-        // Either side may be the faster one: the supervisor answers and hangs up at once.
+        // Either side may be faster: the supervisor answers and closes the connection immediately.
         for (action, word, code) in [
             ("pre-dump", Some(GO_ON), 0),
             ("pre-dump", Some(b'x'), 1),

@@ -1,8 +1,8 @@
-//! The sending half of `criu restore --stream`.
+//! Sender of the image stream of `criu restore --stream`.
 //!
-//! CRIU and the processes it restores ask for image files by name over one
-//! connection; each file goes through a pipe of its own, on a thread of its own. Where CRIU has an action script, the
-//! plugin asks in its place before the processes run.
+//! CRIU and the processes that it restores request image files by name over one connection. Each file is sent through a
+//! separate pipe by a separate thread. If CRIU has an action script, the plugin asks for permission in its place before
+//! the processes run.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -18,7 +18,7 @@ use super::question::RESTORED_SOCKET;
 use crate::plugin::variables::GO_ON;
 use crate::sync::locked;
 
-/// Why an image could not be handed to CRIU.
+/// Reasons why an image could not be sent to CRIU.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError<E> {
     /// The connection to CRIU broke.
@@ -29,7 +29,7 @@ pub enum ServeError<E> {
     Source(E),
 }
 
-/// The sockets of a restore that is about to begin.
+/// Sockets for a restore that has not started yet.
 #[derive(Debug)]
 pub struct Serve {
     stream: UnixListener,
@@ -37,10 +37,10 @@ pub struct Serve {
 }
 
 impl Serve {
-    /// Binds the sockets in `directory`, which becomes CRIU's images directory and the folder in which the plugin asks.
+    /// Binds the sockets in `directory`, which becomes CRIU's image folder and the folder of the plugin's questions.
     ///
     /// # Errors
-    /// When a socket cannot be bound, for instance because the path is longer than 107 bytes.
+    /// A socket cannot be bound, for example because its path is longer than 107 bytes.
     pub fn bind(directory: &Path) -> io::Result<Self> {
         Ok(Self {
             stream: UnixListener::bind(directory.join("streamer-serve.sock"))?,
@@ -48,12 +48,11 @@ impl Serve {
         })
     }
 
-    /// Serves one restore until CRIU closes the connection or `cancel` can be read or has ended.
+    /// Serves one restore until CRIU closes the connection or `cancel` becomes readable or is closed.
     ///
-    /// `send` writes an image file into a pipe. Its error closes that pipe, which CRIU takes for a
-    /// truncated image, and is returned here in the end; a pipe that CRIU closed early is for
-    /// `send` to judge. `restored` is called when everything is restored and no process runs yet, where CRIU was given
-    /// the action script.
+    /// `send` writes an image file into a pipe. Its error closes that pipe, which CRIU treats as a truncated image, and
+    /// is returned at the end. If CRIU closes a pipe early, `send` decides if that is an error. With the action script,
+    /// `restored` is called when everything is restored and no process runs yet.
     ///
     /// # Errors
     /// The first error of `send`, or the stream's own.
@@ -112,7 +111,7 @@ impl Serve {
     }
 }
 
-/// Answers one request. `None` at the end of the stream; no pipe for a file that does not exist.
+/// Answers one request. Returns `None` at the end of the stream, and no pipe for a file that does not exist.
 fn next_request(
     connection: &UnixStream,
     exists: &impl Fn(&str) -> bool,

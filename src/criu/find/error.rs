@@ -1,4 +1,4 @@
-//! Why no CRIU was found, and why one does not answer.
+//! Errors of the search for CRIU and of its checks.
 
 use std::io;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use crate::criu::criu_version::Version;
 const REMEDY: &str =
     "run scripts/setup, install CRIU 4.0 or newer, or name one by --criu or CKPT_RUN_CRIU";
 
-/// Reason why there is no usable CRIU. Nothing was changed.
+/// Reasons why there is no usable CRIU. Nothing was changed.
 #[derive(Debug, thiserror::Error)]
 pub enum FindError {
     /// No candidate exists.
@@ -27,16 +27,16 @@ pub enum FindError {
     TooOld {
         /// The program or prefix.
         path: PathBuf,
-        /// The version that it reports.
+        /// The reported version.
         version: Version,
     },
-    /// A folder that holds no CRIU with its loader.
+    /// The folder does not contain a CRIU with its loader.
     #[error("cannot use {} as CRIU: no usr/sbin/criu with a dynamic loader in usr/lib/*: {REMEDY}", path.display())]
     NotAPrefix {
         /// The folder.
         path: PathBuf,
     },
-    /// A prefix that nobody named and that somebody else could have filled.
+    /// Another user can have changed the content of a prefix that the user did not name.
     #[error("cannot trust the CRIU at {}: {} belongs to another user or others can write to it: {REMEDY}", path.display(), part.display())]
     Untrusted {
         /// The prefix.
@@ -54,29 +54,29 @@ pub enum FindError {
         source: io::Error,
     },
     /// The program ran and failed, or its answer holds no version.
-    #[error("cannot understand CRIU at {}: `--version` ended with {status} and said {answer:?}: {REMEDY}", path.display())]
+    #[error("cannot understand CRIU at {}: `--version` ended with {status} and printed {answer:?}: {REMEDY}", path.display())]
     NoVersion {
         /// The program or prefix.
         path: PathBuf,
         /// Its exit status.
         status: ExitStatus,
-        /// Its words.
+        /// Its output.
         answer: String,
     },
 }
 
-/// Reason why `criu check` did not pass.
+/// Reasons why `criu check` failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckError {
     /// The program could not be run.
     #[error("failed to run `criu check`")]
     Ask(#[from] io::Error),
-    /// This kernel or these privileges do not suffice.
+    /// The kernel or the privileges do not suffice.
     #[error("cannot use CRIU here: `criu check` ended with {status}: {reason}")]
     Failed {
         /// Its exit status.
         status: ExitStatus,
-        /// Its words.
+        /// Its error lines.
         reason: String,
     },
 }
@@ -87,13 +87,13 @@ fn list(paths: &[PathBuf]) -> String {
 }
 
 impl FindError {
-    /// Returns the remedy, whatever the reason; the message ends with it.
+    /// Returns the remedy, which is the same for all reasons and ends the message.
     #[must_use]
     pub fn remedy(&self) -> &'static str {
         REMEDY
     }
 
-    /// The message without the remedy.
+    /// Returns the message without the remedy.
     #[must_use]
     pub fn finding(&self) -> String {
         let message = self.to_string();

@@ -1,7 +1,7 @@
-//! A prefix: a folder that holds a CRIU and its own C library.
+//! A prefix: a folder with a CRIU and its own C library.
 //!
-//! Says where prefixes may be, what starts the CRIU in one, and whether one that nobody named may
-//! be started at all: it runs with our privileges. Starts nothing.
+//! This module lists the folders of prefixes, returns the command of a prefix, and checks if a prefix that the user did
+//! not name is trusted, because it runs with ckpt-run's privileges. It starts nothing.
 
 use std::ffi::OsString;
 use std::fs;
@@ -11,15 +11,15 @@ use std::path::{Path, PathBuf};
 use super::FindError;
 use crate::trust::{ActingFor, is_private_group};
 
-/// Prefix of an installation by hand.
+/// Prefix of a manual installation.
 pub(super) const LOCAL_PREFIX: &str = "/usr/local/lib/ckpt-run/criu";
 
-/// Last folder of the path of a program that was built in a checkout: `target/release/ckpt-run`.
+/// Last folder in the path of a program built in a checkout: `target/release/ckpt-run`.
 const BUILD_FOLDERS: [&str; 2] = ["release", "debug"];
 
-/// Permission to write for the file's group.
+/// Write permission of the file's group.
 const GROUP_WRITES: u32 = 0o020;
-/// Permission to write for users who are neither the owner nor in the group.
+/// Write permission of users who are neither the owner nor in the group.
 const OTHERS_WRITE: u32 = 0o002;
 
 /// The CRIU of a prefix.
@@ -32,7 +32,7 @@ pub(super) struct Prefix {
 }
 
 impl Prefix {
-    /// The CRIU under `root`.
+    /// Opens the prefix `root`.
     pub fn open(root: &Path) -> Result<Self, FindError> {
         let program = root.join("usr/sbin/criu");
         let folders = fs::read_dir(root.join("usr/lib")).into_iter().flatten();
@@ -52,7 +52,7 @@ impl Prefix {
         })
     }
 
-    /// Returns the prefix if no other user could decide what is started.
+    /// Returns the prefix if no other user can change its programs.
     pub fn trusted(self) -> Result<Self, FindError> {
         let parts = [&self.program, &self.loader].into_iter();
         let weak = parts
@@ -67,7 +67,7 @@ impl Prefix {
         }
     }
 
-    /// Returns the command line: its loader, with the path of its libraries.
+    /// Returns the command line: the loader, with the path of the libraries.
     pub fn argv(&self) -> Vec<OsString> {
         vec![
             self.loader.clone().into(),
@@ -78,7 +78,7 @@ impl Prefix {
     }
 }
 
-/// The prefixes that belong to the installation of `program`.
+/// Returns the prefixes that belong to the installation of `program`.
 pub(super) fn beside(program: &Path) -> Vec<PathBuf> {
     let Some(folder) = program.parent() else {
         return Vec::new();
@@ -93,8 +93,8 @@ pub(super) fn beside(program: &Path) -> Vec<PathBuf> {
     prefixes.into_iter().flatten().collect()
 }
 
-/// Returns true if the path belongs to a user who may choose our programs, and no other user can write to it. pip makes
-/// files writable for the user's private group where the umask is 002.
+/// Returns true if the path belongs to a trusted user and no other user can write to it. With umask 002, pip makes
+/// files writable for the user's private group, which is permitted.
 fn is_ours_alone(path: &Path) -> bool {
     let us = ActingFor::of_this_process();
     fs::metadata(path).is_ok_and(|meta| {
@@ -103,7 +103,7 @@ fn is_ours_alone(path: &Path) -> bool {
     })
 }
 
-/// `ld-linux-x86-64.so.2`, `ld-linux-aarch64.so.1`: the name tells the architecture.
+/// Returns the dynamic loader in a folder, such as `ld-linux-x86-64.so.2`; its name depends on the architecture.
 fn loader_in(folder: &Path) -> Option<PathBuf> {
     fs::read_dir(folder)
         .ok()?

@@ -1,10 +1,10 @@
-//! Tests of the search, with small scripts in CRIU's place and the real one where there is one.
+//! Tests of the search, with small scripts instead of CRIU, and with the real one if it is installed.
 
 use super::*;
 use std::error::Error as _;
 
-/// Writes a program through a child: a writing fd of ours, inherited by a process that
-/// another test forks just then, would make its start fail with "text file busy".
+/// Writes a program through a child process. If this process wrote it, a process forked by another test at the same
+/// time could inherit the descriptor, and the program's start would fail with "text file busy".
 fn program(path: &Path, body: &str) -> PathBuf {
     let status = Command::new("/bin/sh")
         .args([
@@ -23,7 +23,7 @@ fn says(version: &str) -> String {
     format!("echo 'Version: {version}'")
 }
 
-/// A prefix whose loader is a script that answers like CRIU and records its arguments.
+/// Creates a prefix whose loader is a script that answers like CRIU and records its arguments.
 fn prefix(root: &Path, version: &str) -> PathBuf {
     program(&root.join("usr/sbin/criu"), "exit 9");
     let lib = root.join("usr/lib/x86_64-linux-gnu");
@@ -140,7 +140,7 @@ fn too_old_is_refused_with_version_and_remedy() {
 }
 
 #[test]
-fn nothing_found_tells_where_it_looked_and_what_to_do() {
+fn a_failed_search_names_its_places_and_the_remedy() {
     let dir = tempfile::tempdir().unwrap();
     let search = Search {
         explicit: None,
@@ -155,7 +155,7 @@ fn nothing_found_tells_where_it_looked_and_what_to_do() {
 
 #[test]
 fn relative_folders_of_path_are_ignored() {
-    // Names an existing CRIU, but whose it is depends on where we stand.
+    // The path names an existing CRIU, but its owner depends on the current folder.
     let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
     program(&dir.path().join("criu"), &says("4.1"));
     let relative = PathBuf::from(dir.path().file_name().unwrap());
@@ -263,7 +263,7 @@ fn only_a_program_built_in_a_checkout_looks_into_the_checkout() {
 }
 
 #[test]
-fn prefix_that_others_can_fill_is_believed_only_when_named() {
+fn a_prefix_writable_by_others_is_used_only_when_named() {
     use std::os::unix::fs::PermissionsExt;
     let dir = tempfile::tempdir().unwrap();
     let root = prefix(&dir.path().join("prefix"), "4.2");
