@@ -1,10 +1,10 @@
 #![allow(unsafe_code, reason = "called by CRIU through C")]
-//! Protection of a restore against users who turn folders into links while CRIU works, as root, by path.
+//! Protection of a restore against users who replace folders by links while CRIU, as root, uses their paths.
 //!
 //! ```text
-//! init                  the mounts of the list follow no links any more (MOUNT_ATTR_NOSYMFOLLOW)
-//! CRIU                  opens, binds and creates by the paths of the image, which have no links
-//! RESUME_DEVICES_LATE   the mounts follow links again; the supervisor looks at the tasks, none of which has run yet
+//! init                  disables symbolic links on the listed mounts (MOUNT_ATTR_NOSYMFOLLOW)
+//! CRIU                  opens, binds and creates files by the paths of the image, which have no links
+//! RESUME_DEVICES_LATE   enables links again; the supervisor checks the tasks, none of which has run yet
 //! ```
 
 use core::ffi::{CStr, c_int, c_long};
@@ -30,7 +30,7 @@ struct MountAttributes {
     user_namespace: u64,
 }
 
-/// Begins the protection. Returns 0, or -1 where a mount cannot be protected: then nothing is restored.
+/// Begins the protection. Returns 0, or -1 if a mount cannot be protected. Nothing is restored then.
 pub extern "C" fn begin(stage: c_int) -> c_int {
     if stage != RESTORE {
         return 0;
@@ -59,7 +59,7 @@ fn for_each_mount(act: impl Fn(&CStr) -> c_long) -> c_int {
         path[..point.len()].copy_from_slice(point);
         path[point.len()] = 0;
         match CStr::from_bytes_until_nul(&path) {
-            // A mount that another one covers: no path leads to it.
+            // Another mount covers this one, so no path leads to it.
             Ok(path) if [0, -ENOENT, -EINVAL].contains(&act(path)) => {}
             Ok(_) | Err(_) => return -1,
         }

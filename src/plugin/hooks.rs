@@ -2,19 +2,19 @@
 //! The functions that CRIU calls, and the descriptor by which it finds them (`CR_PLUGIN_DESC`).
 //!
 //! ```text
-//! dump     CHECKPOINT_DEVICES                 all tasks are frozen: waits for the supervisor's word, once; lets
-//!                                             interrupted waits go on
-//!          HANDLE_DEVICE_VMA, DUMP_EXT_FILE   a device of the list?  0 (nothing to save) : -ENOTSUP (CRIU refuses)
+//! dump     CHECKPOINT_DEVICES                 all tasks are frozen: waits once for the supervisor's answer; makes
+//!                                             interrupted waits continue
+//!          HANDLE_DEVICE_VMA, DUMP_EXT_FILE   a listed device?  0 (nothing to save) : -ENOTSUP (CRIU refuses)
 //! restore  RESTORE_EXT_FILE                   → /dev/null
 //!          UPDATE_VMA_MAP                     → /dev/zero
-//!          init, RESUME_DEVICES_LATE          see `guard`; tasks make system calls of their own, and the supervisor
-//!                                             completes and compares them before they run
+//!          init, RESUME_DEVICES_LATE          see `guard`; tasks make their own system calls, and the supervisor
+//!                                             completes and checks them before they run
 //! ```
-//! The list is of major numbers: those of the driver, as the kernel gave them out. A path proves nothing, for the
-//! job may make nodes and mounts of any name, and a hook learns neither the process nor the path.
+//! The list contains major numbers of the driver, as assigned by the kernel. Paths are not reliable, because the job
+//! may create nodes and mounts with any name, and a hook receives neither the process nor the path.
 //!
-//! At a restore CRIU asks only for what this plugin took at the dump, for no other plugin is ever loaded, and gets
-//! nothing but `/dev/null` and `/dev/zero`, whatever the image says.
+//! During a restore, CRIU calls these hooks only for files that this plugin handled at the dump, because no other
+//! plugin is ever loaded. It receives only `/dev/null` and `/dev/zero`, for any image.
 //!
 //! ABI: `criu-plugin.h`, CRIU 4.0 to 4.2.1. Order and arguments of the hooks below are the same in all of them.
 
@@ -32,14 +32,15 @@ use super::variables::{CALLS, FROZEN, MAJORS, QUESTION, RETRY};
 
 /// Version 0.2.0, as CRIU packs it.
 const VERSION: c_uint = 2 << 8;
-/// Hooks up to `CHECKPOINT_DEVICES`. CRIU refuses a plugin that has more than it knows ("Corrupted plugin").
+/// Number of hooks up to `CHECKPOINT_DEVICES`. CRIU refuses a plugin with more hooks than it knows ("Corrupted
+/// plugin").
 const HOOKS: c_uint = 12;
 
-/// "Not mine": CRIU goes on as if there were no plugin.
+/// Result `ENOTSUP`: CRIU continues as without a plugin.
 const NOT_MINE: c_int = -95;
 /// CRIU aborts the dump and releases the tasks.
 const ABORT: c_int = -1;
-/// CRIU takes the new offset and the descriptor.
+/// CRIU uses the new offset and descriptor.
 const UPDATED: c_int = 1;
 
 /// `cr_plugin_desc_t`.
@@ -74,7 +75,7 @@ pub struct Hooks {
 const _: () = assert!(size_of::<Hooks>() == HOOKS as usize * size_of::<*const c_void>());
 const _: () = assert!(core::mem::offset_of!(Descriptor, hooks) == 32);
 
-/// Found by its name.
+/// Symbol by which CRIU finds the plugin.
 #[unsafe(no_mangle)]
 pub static CR_PLUGIN_DESC: Descriptor = Descriptor {
     name: b"ckpt-run\0",
@@ -98,17 +99,18 @@ pub static CR_PLUGIN_DESC: Descriptor = Descriptor {
     },
 };
 
-/// A file that CRIU cannot dump is open.
+/// Called for an open file that CRIU cannot dump.
 extern "C" fn dump_file(descriptor: c_int, _id: c_int) -> c_int {
     verdict(descriptor)
 }
 
-/// A file that is neither regular nor `/dev/zero` is mapped. CRIU's `struct stat` is left alone: it differs by machine.
+/// Called for a mapped file that is neither regular nor `/dev/zero`. CRIU's `struct stat`, which differs by
+/// architecture, is not used.
 extern "C" fn handle_device_mapping(descriptor: c_int, _status: *const c_void) -> c_int {
     verdict(descriptor)
 }
 
-/// Opens what takes the file's place.
+/// Opens the replacement of a file.
 ///
 /// # Safety
 /// Where [`RETRY`] is set, `retry` points to a `bool`. Up to CRIU 4.2.1 there is no such argument, and it
@@ -122,10 +124,10 @@ unsafe extern "C" fn restore_file(_id: c_int, retry: *mut bool) -> c_int {
     open_both_ways(c"/dev/null")
 }
 
-/// Opens what takes the mapped file's place. CRIU maps it at the old address, with the old protection.
+/// Opens the replacement of a mapped file. CRIU maps it at the old address, with the old protection.
 ///
 /// # Safety
-/// `offset` and `descriptor` point to what CRIU wants to know.
+/// `offset` and `descriptor` point to variables for the results.
 unsafe extern "C" fn update_mapping(
     _path: *const c_char,
     _address: u64,
@@ -144,7 +146,7 @@ unsafe extern "C" fn update_mapping(
     UPDATED
 }
 
-/// Called for each task when all of them are frozen and CRIU has not looked into any yet. The first call asks the
+/// Called for each task when all tasks are frozen and CRIU has not inspected any of them yet. The first call asks the
 /// supervisor.
 extern "C" fn checkpoint(pid: c_int) -> c_int {
     static ASKED: AtomicBool = AtomicBool::new(false);
@@ -155,9 +157,9 @@ extern "C" fn checkpoint(pid: c_int) -> c_int {
     NOT_MINE
 }
 
-/// Called for each task when all of them are restored and none runs yet. The first call has them make their own system
-/// calls, and holds CRIU until the supervisor has completed and compared the tasks, or is gone. It cannot make CRIU fail: a
-/// supervisor that finds something wrong kills the sandbox.
+/// Called for each task when all tasks are restored and none is running yet. The first call makes the tasks' own system
+/// calls, and blocks CRIU until the supervisor has completed and checked the tasks, or has exited. It cannot make CRIU
+/// fail: if the supervisor detects a problem, it kills the sandbox.
 extern "C" fn resume_late(_pid: c_int) -> c_int {
     static HELD: AtomicBool = AtomicBool::new(false);
     if HELD.swap(true, Ordering::Relaxed) {
@@ -170,7 +172,7 @@ extern "C" fn resume_late(_pid: c_int) -> c_int {
         make_calls(unsafe { CStr::from_ptr(calls) });
     }
     guard::end();
-    // Without an answer the supervisor is gone, and the tasks with it.
+    // Without an answer, the supervisor has exited, and the tasks with it.
     let _ = ask(QUESTION);
     NOT_MINE
 }

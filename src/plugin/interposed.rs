@@ -1,20 +1,20 @@
 #![allow(unsafe_code, reason = "called by CRIU through C")]
-//! Functions that take the place of the C library's in CRIU, where the supervisor preloads this library: at a dump.
+//! Functions that replace those of the C library in a dumping CRIU, into which the supervisor preloads this library.
 //!
 //! ```text
 //! syscall(prlimit64)   limits of another user's process, without CAP_SYS_RESOURCE → /proc/PID/limits
 //! linkat, unlinkat     the folder of the name is opened without following links, and then used
 //! ```
-//! CRIU links open files that have lost their names (`link_remap.N`) into the folders that they were in. The job's user
-//! may turn such a folder into a link to another one meanwhile.
+//! CRIU creates hard links (`link_remap.N`) for open files whose names were removed, in their former folders. The job's
+//! user may replace such a folder by a link at the same time.
 
 use core::ffi::{CStr, c_char, c_int, c_long};
 
 use super::kernel::{O_CLOEXEC, address, close, open, read, system_call};
 
-/// Bytes of `/proc/PID/limits`: 17 lines of 80.
+/// Size limit of `/proc/PID/limits`, which has 17 lines of 80 bytes.
 const LIMITS_BYTES_MAX: usize = 4096;
-/// Position of the first limit in a line; the second is 21 further.
+/// Column of the first limit in a line. The second limit is 21 columns further.
 const FIRST_COLUMN: usize = 26;
 const INFINITY: u64 = u64::MAX;
 /// Longest path.
@@ -63,7 +63,7 @@ struct OpenHow {
     resolve: u64,
 }
 
-/// Makes any system call, as the function of the C library.
+/// Makes any system call, like the function of the C library.
 ///
 /// # Safety
 /// As the call demands. The callers pass as many arguments as the call has; what is passed on beyond them is ignored.
@@ -95,7 +95,7 @@ pub unsafe extern "C" fn syscall(
     as_library(result)
 }
 
-/// Links a file, as the function of the C library; no link on the way to the new name is followed.
+/// Creates a hard link like the function of the C library, but follows no link on the path of the new name.
 ///
 /// # Safety
 /// Both paths end with a zero.
@@ -117,7 +117,7 @@ pub unsafe extern "C" fn linkat(
     })
 }
 
-/// Removes a name, as the function of the C library; no link on the way to it is followed.
+/// Removes a name like the function of the C library, but follows no link on its path.
 ///
 /// # Safety
 /// The path ends with a zero.
@@ -132,7 +132,7 @@ pub unsafe extern "C" fn unlinkat(folder: c_int, path: *const c_char, flags: c_i
     })
 }
 
-/// Opens the folder of a path, following no link, and acts on the name in it.
+/// Opens the folder of a path without following links, and acts on the name in it.
 fn in_folder(folder: c_int, path: &CStr, act: impl FnOnce(c_int, c_long) -> c_long) -> c_int {
     let bytes = path.to_bytes();
     let Some(slash) = bytes.iter().rposition(|byte| *byte == b'/') else {
@@ -178,7 +178,7 @@ fn short(result: c_long) -> c_int {
     result as c_int
 }
 
-/// Reads a limit of a process from `/proc`, where everybody may see it.
+/// Reads a limit of a process from `/proc`, which is readable by all users.
 fn limit_of(pid: c_long, resource: c_long) -> Option<Limit> {
     let mut path = [0_u8; 40];
     let path = limits_path(pid, &mut path)?;
@@ -215,7 +215,7 @@ fn limits_path(pid: c_long, into: &mut [u8; 40]) -> Option<&CStr> {
     CStr::from_bytes_until_nul(into).ok()
 }
 
-/// Finds a limit in the text: line 0 is the heading, and the lines are in the order of the resources' numbers.
+/// Finds a limit in the text. Line 0 is the heading, and the other lines are in the order of the resources' numbers.
 fn find_limit(text: &[u8], resource: usize) -> Option<Limit> {
     let line = text.split(|byte| *byte == b'\n').nth(resource + 1)?;
     let values = line.get(FIRST_COLUMN..)?;
@@ -235,7 +235,7 @@ fn value(word: &[u8]) -> Option<u64> {
     core::str::from_utf8(word).ok()?.parse().ok()
 }
 
-/// Returns the result of a system call as the C library does: `errno` has the error's number.
+/// Returns the result of a system call in the form of the C library, and sets `errno` after an error.
 fn as_library(result: c_long) -> c_long {
     if !(-4095..0).contains(&result) {
         return result;

@@ -2,19 +2,19 @@
     unsafe_code,
     reason = "called by CRIU through C, and traces the job's threads"
 )]
-//! Waits that CRIU interrupts at a dump, and that go on nevertheless.
+//! Restart of system calls that wait and that CRIU interrupts at a dump.
 //!
-//! To stop a thread interrupts what it waits for. Most system calls are made again afterwards. But for those that the
-//! kernel would continue with the time that is left (`nanosleep`, `poll`), CRIU (4.2, x86) makes `EINTR` of it, and some
-//! end with `EINTR` by themselves (`epoll_wait`, `semop`, a `read` of inotify): a program sees an interruption though
-//! there was no signal. So before CRIU looks at the registers, calls that can be made again without harm are changed into
-//! such that CRIU makes again:
+//! A stop of a thread interrupts its waiting system call. The kernel restarts most system calls afterwards. For those
+//! that it would continue with the remaining time (`nanosleep`, `poll`), CRIU (4.2, x86) sets the result `EINTR`, and
+//! some calls return `EINTR` themselves (`epoll_wait`, `semop`, a `read` of inotify). The program then sees an
+//! interruption without a signal. So before CRIU reads the registers, calls that can be repeated without harm are
+//! changed so that CRIU restarts them:
 //!
-//! - those without a time limit, or with a point in time;
-//! - `nanosleep` where the kernel has written the time that is left over the request, as for the C library's `sleep`;
-//! - those that wait for at most [`SHORT_NS`]: they wait once more, since the time that is left is not known.
+//! - calls without a time limit, or with an absolute one;
+//! - `nanosleep` if the kernel has written the remaining time over the request, as for the C library's `sleep`;
+//! - calls that wait for at most [`SHORT_NS`]: they wait for the whole time again, because the remaining time is unknown.
 //!
-//! A thread for which a signal waits is left alone: its call has to end, so that the program learns of it.
+//! A thread with a pending signal is left alone: its call must end, so that the program handles the signal.
 
 use core::ffi::{CStr, c_int, c_long, c_void};
 

@@ -1,19 +1,20 @@
 #![allow(unsafe_code, reason = "called by CRIU through C")]
-//! Questions to the supervisor: the plugin connects to a socket, whose path a variable has, and waits for a byte.
+//! Questions to the supervisor. The plugin connects to a socket, whose path is in a variable, and waits for a byte.
 //!
 //! ```text
-//! pre-dump        CRIU has started, and looks at the tasks next: its start is no part of the freeze
-//! (a hook)        the tasks are frozen, and CRIU has not looked at their sockets yet
-//! post-dump       all image files are closed. CRIU hands memory pages to their pipes by reference: were the tasks released
-//!                 while pages still sit unread in a pipe, their later writes would show up in the image
-//! post-restore    everything is restored, and packets may pass to the restored connections
+//! pre-dump        CRIU has started and will inspect the tasks next, so that its start is not part of the freeze
+//! (a hook)        the tasks are frozen, and CRIU has not inspected their sockets yet
+//! post-dump       all image files are closed. CRIU passes memory pages to their pipes by reference: if the tasks were
+//!                 released while a pipe contains unread pages, later writes would change the image
+//! post-restore    everything is restored, and packets may reach the restored connections
 //! (a hook)        the tasks are ready to run
 //! ```
-//! Where CRIU has no hook, it starts an action script. The preloaded plugin asks in the script's place, in the child that
-//! CRIU has forked for it: no program starts, and none could at a restore that follows no links (see `guard`).
+//! If CRIU has no hook for a question, it starts an action script. The preloaded plugin asks instead of the script, in
+//! the child that CRIU has forked for it. No program is started, and none could be during a restore that follows no
+//! links (see `guard`).
 //!
-//! A refusal aborts the dump, and the tasks continue, or aborts the restore. The wait ends with the supervisor's word or
-//! its death.
+//! A refusal aborts the dump, and the tasks continue, or aborts the restore. The wait ends with the supervisor's answer
+//! or its exit.
 
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
@@ -47,7 +48,7 @@ impl Address {
     }
 }
 
-/// Starts a program, as the function of the C library. The action script asks instead, and ends CRIU's child.
+/// Starts a program like the C library's function. For the action script, it asks instead, and ends CRIU's child.
 ///
 /// # Safety
 /// As of the C library's function.
@@ -63,7 +64,7 @@ pub unsafe extern "C" fn execvp(program: *const c_char, arguments: *const *const
     unsafe { execvpe(program, arguments, environ) }
 }
 
-/// Returns the variable of the action for which CRIU starts the script; `None` for an action that concerns nobody.
+/// Returns the variable of the action for which CRIU starts the script; `None` for an action without a question.
 fn socket_of_action() -> Option<&'static CStr> {
     // SAFETY: the name ends with a zero; CRIU's process has one thread, so the value stays.
     let action = unsafe { getenv(c"CRTOOLS_SCRIPT_ACTION".as_ptr()) };
@@ -79,8 +80,8 @@ fn socket_of_action() -> Option<&'static CStr> {
     }
 }
 
-/// Asks on the socket that the variable names, and waits for the supervisor's word or its death. Returns true for
-/// [`GO_ON`], and `None` where the variable is not set.
+/// Asks on the socket named by the variable, and waits for the supervisor's answer or exit. Returns true for
+/// [`GO_ON`], and `None` if the variable is not set.
 pub fn ask(variable: &CStr) -> Option<bool> {
     // SAFETY: the name ends with a zero; CRIU's process has one thread, so the value stays.
     let path = unsafe { getenv(variable.as_ptr()) };

@@ -2,19 +2,21 @@
     unsafe_code,
     reason = "called by CRIU through C, and traces the job's threads"
 )]
-//! System calls in restored threads, before they run: what only a thread itself can set, and CRIU (4.2) does not restore,
-//! its execution domain (`personality`) and its memory policy (`set_mempolicy`).
+//! System calls in restored threads before they run. They set attributes that only a thread itself can set and that
+//! CRIU (4.2) does not restore: execution domain (`personality`) and memory policy (`set_mempolicy`).
 //!
-//! All threads are stopped and traced by CRIU, in which this runs, and have the registers with which they go on. A thread
-//! executes one instruction that is written over its own code, with all signals blocked, and is as before afterwards.
+//! All threads are stopped and traced by CRIU, which runs this code, and have the registers with which they will
+//! continue. A thread executes one instruction that is written over its own code, with all signals blocked, and then
+//! has its former state again.
 
 use core::ffi::{CStr, c_int, c_long, c_void};
 use core::ptr;
 
 use super::text::number;
 
-/// Makes the calls of a list: entries `THREAD PERSONALITY MODE LOW HIGH`, in decimal, between semicolons; the last two are the
-/// halves of the set of nodes. A personality or a mode of [`NONE`] is left alone. What fails, the supervisor finds out.
+/// Makes the calls of a list: entries `THREAD PERSONALITY MODE LOW HIGH`, in decimal, separated by semicolons. The last
+/// two are the halves of the set of nodes. A personality or mode of [`NONE`] is not set. The supervisor detects
+/// failures.
 pub fn make_calls(list: &CStr) {
     for entry in list.to_bytes().split(|byte| *byte == b';') {
         let mut words = entry.split(|byte| *byte == b' ').map(number);
@@ -47,7 +49,7 @@ pub fn make_calls(list: &CStr) {
 /// Number that stands for no value.
 pub const NONE: u32 = u32::MAX;
 
-/// Has a thread make a system call; `pointed` is what its second argument points to.
+/// Makes a system call in a thread. `pointed` is the value that its second argument points to.
 fn call(thread: c_int, number: u64, mut arguments: [u64; 3], pointed: Option<u64>) {
     let mut saved: Registers = [0; REGISTERS];
     let mut mask: u64 = 0;
@@ -60,7 +62,7 @@ fn call(thread: c_int, number: u64, mut arguments: [u64; 3], pointed: Option<u64
     {
         return;
     }
-    // Below what the thread's functions may use without moving the stack pointer.
+    // The address is below the area that functions may use without moving the stack pointer.
     let place = saved[RSP].wrapping_sub(RED_ZONE) & !7;
     let code = saved[RIP] & !7;
     let (before, instructions) = (peek(thread, place), peek(thread, code));
@@ -73,7 +75,7 @@ fn call(thread: c_int, number: u64, mut arguments: [u64; 3], pointed: Option<u64
     let mut registers = saved;
     registers[RIP] = code;
     registers[RAX] = number;
-    // No call is under way that the kernel would make again.
+    // No system call is in progress that the kernel would restart.
     registers[ORIG_RAX] = u64::MAX;
     [registers[RDI], registers[RSI], registers[RDX]] = arguments;
     if poke(thread, code, instructions & !SYSCALL_MASK | SYSCALL) {

@@ -1,12 +1,12 @@
 #![allow(unsafe_code, reason = "called by CRIU through C")]
-//! `setsid`, in front of the C library's, for a CRIU that restores and has this library preloaded.
+//! A `setsid` that replaces the C library's in a restoring CRIU with this library preloaded.
 //!
-//! CRIU creates a process whose parent had ended through a helper that ends at once, and counts on the kernel to hand
-//! the process to the tree's first process. That one adopts orphans, but CRIU (4.2) restores this property last of all,
-//! when the helpers are gone: the kernel hands the process to the sandbox, outside the tree, and no later image would
-//! hold it. So the first process gets the property back when it starts its session, before it has any child.
+//! CRIU creates a process whose parent had exited through a helper that exits immediately, and relies on the tree's
+//! first process to adopt it. That process was a subreaper, but CRIU (4.2) restores this property last, when the
+//! helpers have exited. Until then, the kernel lets the sandbox adopt the process, outside the tree, and later images
+//! would omit it. Therefore the first process becomes a subreaper when it starts its session, before it has any child.
 //!
-//! CRIU's hooks do not serve: none of them runs in the first process at that time.
+//! CRIU's hooks cannot do this, because none of them runs in the first process at that time.
 
 use core::ffi::{CStr, c_char, c_int, c_long};
 
@@ -18,7 +18,7 @@ const SYS_SETSID: c_long = 112;
 #[cfg(target_arch = "aarch64")]
 const SYS_SETSID: c_long = 157;
 
-/// Starts a session, as the C library does. In the tree's first process, makes it adopt orphans as well.
+/// Starts a session like the C library's function. The tree's first process also becomes a subreaper.
 #[unsafe(no_mangle)]
 extern "C" fn setsid() -> c_int {
     // SAFETY: takes no arguments.
@@ -30,7 +30,7 @@ extern "C" fn setsid() -> c_int {
     c_int::try_from(unsafe { syscall(SYS_SETSID) }).unwrap_or(-1)
 }
 
-/// Returns the pid of the tree's first process, as CRIU sees it.
+/// Returns the pid of the tree's first process as seen by CRIU.
 fn root() -> Option<c_int> {
     // SAFETY: the name ends with a zero; CRIU's processes have one thread.
     let value = unsafe { getenv(ROOT.as_ptr()) };

@@ -2,12 +2,12 @@
     unsafe_code,
     reason = "reads and sets signal dispositions before main and between fork and exec"
 )]
-//! The signals that ckpt-run's caller has ignored or blocked, which the job inherits as it would without ckpt-run.
+//! Signals that ckpt-run's caller has ignored or blocked. The job inherits them as it would without ckpt-run.
 //!
-//! A shell cannot trap a signal that was ignored when it started, and a program that was started with `nohup` or by
-//! systemd (`IgnoreSIGPIPE=`) counts on signals being ignored. Rust's runtime ignores SIGPIPE before `main`, and the
-//! supervisor's handlers become the default action in what it executes; so the state is recorded when the program is
-//! loaded, and every job starts with it.
+//! A shell cannot trap a signal that was ignored when it started, and programs started with `nohup` or by systemd
+//! (`IgnoreSIGPIPE=`) rely on ignored signals. Rust's runtime ignores SIGPIPE before `main`, and an `execve` resets the
+//! supervisor's handlers to the default action. Therefore the state is recorded when the program is loaded, and every
+//! job starts with it.
 
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,20 +15,20 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use nix::libc;
 use serde::{Deserialize, Serialize};
 
-/// Highest number of a signal (Linux, `_NSIG`).
+/// Highest signal number (Linux, `_NSIG`).
 const SIGNAL_MAX: i32 = 64;
-/// Bytes of the kernel's set of signals.
+/// Size of the kernel's signal set in bytes.
 const SET_BYTES: usize = size_of::<u64>();
 
 static IGNORED: AtomicU64 = AtomicU64::new(0);
 static BLOCKED: AtomicU64 = AtomicU64::new(0);
 
-/// Called when the program is loaded, before `main`.
+/// Function called when the program is loaded, before `main`.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static RECORD: extern "C" fn() = record;
 
-/// Makes system calls only: the runtime is not there yet.
+/// Records the state with system calls only, because the runtime is not initialized.
 extern "C" fn record() {
     let mut ignored = 0;
     for number in 1..=SIGNAL_MAX {
@@ -51,12 +51,12 @@ extern "C" fn record() {
     BLOCKED.store(blocked, Ordering::Relaxed);
 }
 
-/// Lets this process wait for its children, whatever its caller has ignored.
+/// Restores the default action of SIGCHLD, so that this process can wait for its children.
 pub fn await_children() {
     act(libc::SIGCHLD, Some(libc::SIG_DFL));
 }
 
-/// Dispositions and mask with which a job starts. A set has bit `n - 1` for signal `n`.
+/// Dispositions and mask with which a job starts. Bit `n - 1` of a set stands for signal `n`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct CallersSignals {
     ignored: u64,
@@ -64,7 +64,7 @@ pub(super) struct CallersSignals {
 }
 
 impl CallersSignals {
-    /// Returns those of this process when it was started.
+    /// Returns the state of this process at its start.
     pub fn recorded() -> Self {
         Self {
             ignored: IGNORED.load(Ordering::Relaxed),
@@ -72,9 +72,10 @@ impl CallersSignals {
         }
     }
 
-    /// Gives them to this process.
+    /// Sets the state in this process.
     ///
-    /// For between fork and exec: system calls only. SIGKILL and SIGSTOP cannot be changed.
+    /// The function may be called between fork and exec, because it makes only system calls. SIGKILL and SIGSTOP cannot
+    /// be changed.
     pub fn apply(self) {
         for number in 1..=SIGNAL_MAX {
             let action = if self.ignored & bit(number) == 0 {
@@ -101,8 +102,8 @@ fn set_mask(blocked: u64) {
     };
 }
 
-/// Sets what a signal does, if wanted, and returns what it did before. By the system call itself: the C library hides
-/// the two signals that it uses.
+/// Returns a signal's action, and sets a new one if it is given. Uses the system call, because the C library hides the
+/// two signals that it uses.
 fn act(number: i32, wanted: Option<libc::sighandler_t>) -> Option<libc::sighandler_t> {
     let wanted: Option<KernelAction> = wanted.map(|handler| [handler, 0, 0, 0]);
     let mut before: KernelAction = [libc::SIG_DFL; 4];
@@ -119,7 +120,7 @@ fn act(number: i32, wanted: Option<libc::sighandler_t>) -> Option<libc::sighandl
     (result == 0).then_some(before[0])
 }
 
-/// `struct kernel_sigaction`: the handler, flags, what restores the frame, and a mask of [`SET_BYTES`].
+/// `struct kernel_sigaction`: handler, flags, restorer, and a mask of [`SET_BYTES`].
 type KernelAction = [libc::sighandler_t; 4];
 
 fn bit(number: i32) -> u64 {

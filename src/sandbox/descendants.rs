@@ -1,7 +1,7 @@
-//! The processes below pid 1, where no PID namespace holds them together or not all are meant.
+//! Descendants of pid 1, for a sandbox without a PID namespace and for signals that spare some processes.
 //!
-//! Pid 1 is a subreaper: whatever loses its parent comes to it, so that
-//! nothing below it can get away. Knows nothing of what the processes are.
+//! Pid 1 is a subreaper and adopts orphans, so that no descendant can leave. This module does not depend on the purpose
+//! of the processes.
 
 use std::fs;
 
@@ -18,15 +18,15 @@ pub(super) fn signal_all(signal: Signal) {
 /// Signals all descendants as [`signal_all`] does, except these children and their descendants.
 pub(super) fn signal_all_but(spared: &[Pid], signal: Signal) {
     for pid in all_but(spared) {
-        // One that is gone by now needs no signal.
+        // A process that has exited needs no signal.
         let _ = kill(pid, signal);
     }
 }
 
 /// Kills and reaps every descendant of this process.
 ///
-/// What is forked meanwhile comes to us when its parent is reaped, and is killed in the next round.
-/// Waits as long as the kernel takes for a killed process to die, as the end of a PID namespace does.
+/// A process forked meanwhile is adopted by this process when its parent is reaped, and is killed in the next round.
+/// Waits until the kernel has destroyed the killed processes, like the end of a PID namespace.
 pub(super) fn kill_all() {
     loop {
         signal_all(Signal::SIGKILL);
@@ -50,7 +50,7 @@ fn all_but(spared: &[Pid]) -> Vec<Pid> {
     found
 }
 
-/// Kills and reaps every descendant of this process as [`kill_all`] does, but one child.
+/// Kills and reaps every descendant of this process like [`kill_all`], except one child.
 pub(super) fn kill_all_but(spared: Pid) {
     loop {
         let others = all_but(&[spared]);
@@ -60,7 +60,8 @@ pub(super) fn kill_all_but(spared: Pid) {
         for pid in others {
             let _ = kill(pid, Signal::SIGKILL);
         }
-        // Whoever has died is a child of ours or of one that dies too. The spared one is not waited for.
+        // A dead process is a child of this process, or of another one that is killed too. The spared child is not
+        // reaped.
         for child in children("self").into_iter().filter(|pid| *pid != spared) {
             let _ = waitpid(child, None);
         }
@@ -68,7 +69,7 @@ pub(super) fn kill_all_but(spared: Pid) {
 }
 
 fn children(process: &str) -> Vec<Pid> {
-    // A process or thread that has ended has no children any more: they went to another one.
+    // A process or thread that has exited has no children: another one has adopted them.
     let threads = fs::read_dir(format!("/proc/{process}/task"));
     let lists = threads.into_iter().flatten().flatten();
     lists

@@ -1,10 +1,10 @@
-//! The sandbox's protocol for fuzzing.
+//! Fuzzing entry points of the sandbox's protocol.
 
 use std::os::unix::net::UnixStream;
 
 use super::protocol::{Event, Request, receive, send};
 
-/// Receives requests until the end of the connection; whether all were understood.
+/// Receives requests until the end of the connection. Returns true if all were valid.
 pub(crate) fn requests(socket: &UnixStream) -> bool {
     while let Ok(next) = receive::<Request>(socket) {
         let Some((request, descriptors)) = next else {
@@ -20,7 +20,7 @@ pub(crate) fn requests(socket: &UnixStream) -> bool {
     false
 }
 
-/// Receives events as [`requests`] receives requests.
+/// Same as [`requests`], for events.
 pub(crate) fn events(socket: &UnixStream) -> bool {
     while let Ok(next) = receive::<Event>(socket) {
         let Some((event, _descriptors)) = next else {

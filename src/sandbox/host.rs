@@ -1,5 +1,4 @@
-//! The supervisor's handle on a sandbox: sends requests, hands out events,
-//! and ends it.
+//! The supervisor's handle of a sandbox: sends requests, dispatches events, and ends the sandbox.
 
 use std::ffi::OsString;
 use std::io;
@@ -24,13 +23,13 @@ use super::protocol::{Credentials, Ended, Event, Request, ToolCommand, receive, 
 use super::spawn::{SpawnError, spawn};
 use crate::sync::locked;
 
-/// Why the sandbox did not do what was asked.
+/// Reasons why a request to the sandbox failed.
 #[derive(Debug, thiserror::Error)]
 pub enum SandboxError {
     /// The sandbox could not be started.
     #[error(transparent)]
     Spawn(#[from] SpawnError),
-    /// Pid 1 could not do a step.
+    /// A step of pid 1 failed.
     #[error("cannot {operation}")]
     Step {
         /// The operation.
@@ -38,16 +37,16 @@ pub enum SandboxError {
         /// The system's reason.
         source: io::Error,
     },
-    /// The connection to pid 1 broke, or it said something unexpected.
+    /// The connection to pid 1 failed, or an unexpected message arrived.
     #[error("cannot talk to the sandbox")]
     Talk(#[source] io::Error),
-    /// Pid 1 is gone.
+    /// Pid 1 has exited.
     #[error("cannot reach the sandbox: it has ended")]
     Gone,
-    /// Another tool runs in it.
+    /// Another tool is running in the sandbox.
     #[error("cannot run two tools at once in one sandbox")]
     Busy,
-    /// The tool did not end in time; it has been left running.
+    /// The tool did not exit in time and is still running.
     #[error("cannot wait for the tool: it has not ended after {0:?}")]
     Slow(Duration),
 }
@@ -58,22 +57,22 @@ pub struct Sandbox {
     pid: Pid,
     isolation: Isolation,
     control: UnixStream,
-    /// Held while a message is sent: several threads send.
+    /// Lock held while a message is sent, because several threads send.
     sending: Mutex<()>,
-    /// Pid 1 was waited for: its number may be somebody else's by now.
+    /// True if pid 1 was reaped. Its number may belong to another process then.
     reaped: Arc<Mutex<bool>>,
     tool_events: Mutex<Receiver<Event>>,
-    /// A process watches the job, and has to end after it.
+    /// True if a watcher is running, which must exit after the job.
     watched: AtomicBool,
 }
 
 impl Sandbox {
-    /// Starts a sandbox and waits until it stands.
+    /// Starts a sandbox and waits until it is ready.
     ///
-    /// `on_event` is called, on a thread of the sandbox's own, with [`Event::Started`],
-    /// [`Event::NotStarted`], [`Event::JobEnded`] and [`Event::Failed`]; then, once, with `None` when every process of the
-    /// sandbox is gone. Call this from a thread that lives as long as the run: the kernel kills the
-    /// sandbox when the thread that started it ends.
+    /// `on_event` is called, on a thread of the sandbox's own, with [`Event::Started`], [`Event::NotStarted`],
+    /// [`Event::JobEnded`] and [`Event::Failed`]; then, once, with `None` when every process of the sandbox is gone.
+    /// Call this from a thread that lives as long as the run: the kernel kills the sandbox when the thread that started
+    /// it ends.
     ///
     /// # Errors
     /// [`SpawnError::NotPermitted`] or a [`SandboxError::Step`] with `EPERM` where namespaces are not allowed.
@@ -123,7 +122,7 @@ impl Sandbox {
         }))
     }
 
-    /// Pid 1 as the host sees it.
+    /// Returns the host pid of pid 1.
     #[must_use]
     pub fn pid(&self) -> i32 {
         self.pid.as_raw()
@@ -142,10 +141,11 @@ impl Sandbox {
         self.isolation
     }
 
-    /// Starts the job, in the terminal that its stdout is, if it is one; [`Event::Started`], [`Event::NotStarted`] or [`Event::Failed`] follows.
+    /// Starts the job, in the terminal that its stdout is, if it is one; [`Event::Started`], [`Event::NotStarted`] or
+    /// [`Event::Failed`] follows.
     ///
     /// # Errors
-    /// When pid 1 cannot be reached.
+    /// Pid 1 cannot be reached.
     pub fn start_job(
         &self,
         command: &[OsString],
@@ -173,15 +173,15 @@ impl Sandbox {
     /// Sends a signal to the job's process group, or to every process of the job.
     ///
     /// # Errors
-    /// When pid 1 cannot be reached.
+    /// Pid 1 cannot be reached.
     pub fn signal(&self, signal: i32, everyone: bool) -> Result<(), SandboxError> {
         self.say(&Request::Signal { signal, everyone }, &[])
     }
 
-    /// Runs a tool in the sandbox. One at a time.
+    /// Runs a tool in the sandbox. Only one tool can run at a time.
     ///
     /// # Errors
-    /// [`SandboxError::Busy`] while another runs; when pid 1 cannot be reached.
+    /// [`SandboxError::Busy`] while another tool is running; pid 1 cannot be reached.
     pub fn run_tool(
         &self,
         tool: ToolCommand,
@@ -191,7 +191,7 @@ impl Sandbox {
             .tool_events
             .try_lock()
             .map_err(|_| SandboxError::Busy)?;
-        while events.try_recv().is_ok() {} // the late end of a tool that somebody stopped waiting for
+        while events.try_recv().is_ok() {} // the late end of an earlier tool
         self.say(&Request::Run(tool), descriptors)?;
         Ok(ToolRun {
             events,
@@ -199,12 +199,12 @@ impl Sandbox {
         })
     }
 
-    /// Runs a process beside the job that sees it end: it lives as long as the sandbox, and its standard input ends
-    /// when everything else in the sandbox is gone. If it is killed before, pid 1 writes `obituary` into its first
+    /// Runs a watcher beside the job. It exists as long as the sandbox, and its standard input ends when all other
+    /// processes of the sandbox have exited. If it is killed earlier, pid 1 writes `obituary` into its first
     /// descriptor.
     ///
     /// # Errors
-    /// When pid 1 cannot be reached.
+    /// Pid 1 cannot be reached.
     pub fn watch(
         &self,
         tool: ToolCommand,
@@ -240,7 +240,7 @@ impl Drop for Sandbox {
     }
 }
 
-/// A tool that runs in the sandbox.
+/// A tool that is running in the sandbox.
 #[derive(Debug)]
 pub struct ToolRun<'a> {
     events: std::sync::MutexGuard<'a, Receiver<Event>>,
@@ -248,18 +248,18 @@ pub struct ToolRun<'a> {
 }
 
 impl ToolRun<'_> {
-    /// Kills the tool; its end is still to be waited for.
+    /// Kills the tool. Its end must still be waited for.
     ///
     /// # Errors
-    /// When pid 1 cannot be reached.
+    /// Pid 1 cannot be reached.
     pub fn kill(&self) -> Result<(), SandboxError> {
         self.sandbox.say(&Request::KillTools, &[])
     }
 
-    /// Waits until the tool has ended. On [`SandboxError::Slow`] it goes on running.
+    /// Waits until the tool has exited. After [`SandboxError::Slow`] it is still running.
     ///
     /// # Errors
-    /// When the tool could not be started, the sandbox ended, or `limit` has passed.
+    /// The tool could not be started, the sandbox has ended, or `limit` has passed.
     pub fn wait(&self, limit: Duration) -> Result<Ended, SandboxError> {
         match self.events.recv_timeout(limit) {
             Ok(Event::ToolEnded(ended)) => Ok(ended),
@@ -274,10 +274,10 @@ impl ToolRun<'_> {
     }
 }
 
-/// Waits until every process of the sandbox is gone.
+/// Waits until every process of the sandbox has exited.
 fn reap(pid: Pid, reaped: &Mutex<bool>) {
-    // The kernel lets us reap pid 1 only after every other process of its namespace is gone. Its number stays
-    // taken until it is reaped, so nobody else is killed in its place.
+    // Pid 1 becomes reapable only after every other process of its namespace has exited. Its number stays reserved
+    // until it is reaped, so no other process can be killed by this number.
     let _ = waitid(Id::Pid(pid), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT);
     let mut reaped = locked(reaped);
     let _ = waitpid(pid, None);
@@ -289,7 +289,7 @@ fn listen(control: &UnixStream, to_tool: &Sender<Event>, on_event: &impl Fn(Opti
         match event {
             Event::ToolEnded(_) => drop(to_tool.send(event)),
             Event::Failed { .. } => {
-                // Only one thing is asked of pid 1 at a time; whoever waits takes it.
+                // Pid 1 handles one request at a time, so the event is for the current waiter.
                 let _ = to_tool.send(event.clone());
                 on_event(Some(event));
             }

@@ -1,9 +1,8 @@
-//! Pid 1 of the sandbox: a loop over the control socket and SIGCHLD.
+//! Pid 1 of the sandbox: an event loop over the control socket and SIGCHLD.
 //!
-//! Single-threaded, no async, no waiting for anything else, so that a fork
-//! stays simple and nothing here can hang. Ends when the supervisor closes the
-//! control socket; in a PID namespace the kernel then kills everything in it,
-//! without one it does that itself.
+//! Pid 1 is single-threaded and never waits for anything else, so that forks are safe and it cannot hang. It exits when
+//! the supervisor closes the control socket. In a PID namespace, the kernel then kills all processes in it. Without
+//! one, pid 1 kills them itself.
 
 use std::collections::HashMap;
 use std::fs;
@@ -29,7 +28,7 @@ use super::protocol::{Ended, Event, JobPids, Request, ToolCommand, receive, send
 use super::spawn::CONTROL_DESCRIPTOR;
 use super::{descendants, root};
 
-/// Device that makes new terminals.
+/// Device that creates new terminals.
 const MAKER: &str = "/dev/ptmx";
 
 /// Runs pid 1 until the supervisor is gone. `mode` is `namespaces` or `none`.
@@ -39,7 +38,7 @@ pub fn main(mode: &str) -> ExitCode {
     let isolated = mode == "namespaces";
     let result = Init::set_up(control, isolated).and_then(Init::run);
     if !isolated {
-        // No namespace ends with us, so nothing but this keeps the job from outliving the supervisor.
+        // Without a PID namespace, only this call prevents the job from outliving the supervisor.
         descendants::kill_all();
     }
     match result {
@@ -51,7 +50,7 @@ pub fn main(mode: &str) -> ExitCode {
 #[allow(unsafe_code, reason = "the control socket is inherited by number")]
 fn take_control() -> UnixStream {
     use std::os::fd::FromRawFd;
-    // SAFETY: the supervisor puts the control socket there and nothing else in this process owns it.
+    // SAFETY: the supervisor has put the control socket there, and nothing else in this process owns it.
     let control = unsafe { OwnedFd::from_raw_fd(CONTROL_DESCRIPTOR) };
     UnixStream::from(control)
 }
@@ -62,9 +61,9 @@ struct Init {
     isolated: bool,
     job: Option<JobPids>,
     tools: HashMap<Pid, Option<JobPids>>,
-    /// A process that watches the job to its end.
+    /// The watcher, which exits after the job.
     watcher: Option<Watcher>,
-    /// The end of a job whose restore has not been reported yet.
+    /// End of a restored job whose restore has not been reported yet.
     early_end: Option<Ended>,
 }
 
@@ -179,7 +178,7 @@ impl Init {
             }
             Request::KillTools => {
                 for tool in self.tools.keys() {
-                    // Not reaped yet, so it is no other process.
+                    // The tool is not reaped yet, so the number belongs to no other process.
                     let _ = kill(*tool, Signal::SIGKILL);
                 }
                 Ok(None)
@@ -237,11 +236,11 @@ impl Init {
             log: log.into(),
             obituary,
         });
-        // With a watcher, the end of the control socket ends everything: the kernel's way would end the watcher first.
+        // With a watcher, the end of the control socket ends the job first. The kernel would kill the watcher first.
         Ok(prctl::set_pdeathsig(None)?)
     }
 
-    /// Ends the job and the tools, and then the watcher, which sees their last changes.
+    /// Ends the job and the tools, and then the watcher, which records their last changes.
     fn end(&mut self) -> io::Result<()> {
         let Some(Watcher {
             pid: watcher, ends, ..
@@ -264,9 +263,9 @@ impl Init {
         let Ok(signal) = Signal::try_from(signal) else {
             return;
         };
-        // A process that is gone by now needs no signal.
+        // A process that has exited needs no signal.
         let _ = match (everyone, self.isolated) {
-            // From pid 1 of the namespace, -1 is every other process in it.
+            // In the namespace of pid 1, -1 stands for every other process in it.
             (true, true) if self.watcher.is_none() => kill(Pid::from_raw(-1), signal),
             (true, _) => {
                 descendants::signal_all_but(&self.watcher(), signal);
@@ -276,7 +275,7 @@ impl Init {
         };
     }
 
-    /// Reaps all children that have ended and reports those that matter.
+    /// Reaps all children that have exited and reports relevant ones.
     fn reap(&mut self) -> io::Result<()> {
         while self.children.read_signal()?.is_some() {}
         loop {
@@ -293,7 +292,7 @@ impl Init {
 
     fn report(&mut self, pid: Pid, ended: Ended) -> io::Result<()> {
         if let Some(mut watcher) = self.watcher.take_if(|watcher| watcher.pid == pid) {
-            // The record of the job's files is all that it is for: nothing else fails.
+            // Only the record of the job's files is affected, so errors are ignored.
             let _ = watcher.log.write_all(&watcher.obituary);
         } else if let Some(restores) = self.tools.remove(&pid) {
             if let Some(restored) = restores {
@@ -309,7 +308,7 @@ impl Init {
                 self.job_ended(ended)?;
             }
         } else if self.job.is_some_and(|job| job.root == pid.as_raw()) {
-            // While the restore is under way, a job that is already gone must not overtake its news.
+            // During a restore, the end of the job must be reported after the result of the restore.
             if self.tools.values().any(Option::is_some) {
                 self.early_end = Some(ended);
             } else {
@@ -319,18 +318,18 @@ impl Init {
         Ok(())
     }
 
-    /// Makes new processes of a restored job get pids beyond its own, as if it had never been away. The pids that CRIU
-    /// has here would be in the way of the next restore.
+    /// Makes new processes of a restored job get pids above the job's own, as in an uninterrupted run. The pids that
+    /// CRIU uses here would conflict with the next restore.
     fn number_on(&self, restored: JobPids) {
         if self.isolated {
-            // Rarely needed, and the job computes already.
+            // A failure rarely matters, and the job is already running.
             let _ = go_on_after(restored.job);
         }
     }
 
-    /// Reports the job's end. After a crash nothing of it may go on until the supervisor, which may be in the midst of
-    /// a snapshot, has decided: orphans that notice tidy away what the restored job needs. After an exit they have
-    /// that time, to write what they were given.
+    /// Reports the job's end. After a crash, no process of the job may run until the supervisor, which may be taking a
+    /// snapshot, has decided: orphans that notice the crash may remove files that the restored job needs. After an
+    /// exit, orphans may run until then, to write their remaining data.
     fn job_ended(&self, ended: Ended) -> io::Result<()> {
         match ended {
             Ended::Signaled(_) => self.kill_orphans(),
@@ -341,11 +340,11 @@ impl Init {
 
     fn kill_orphans(&self) {
         if self.isolated && self.tools.is_empty() && self.watcher.is_none() {
-            // At one stroke; that there is nobody left is fine.
+            // All processes are killed at once. Having none left is no error.
             let _ = kill(Pid::from_raw(-1), Signal::SIGKILL);
             return;
         }
-        // CRIU goes on: it may have everything for an image. What is forked under our eyes ends with the sandbox.
+        // CRIU continues, because it may have everything for an image. Processes forked meanwhile end with the sandbox.
         let mut spared: Vec<Pid> = self.tools.keys().copied().collect();
         spared.extend(self.watcher());
         descendants::signal_all_but(&spared, Signal::SIGKILL);
@@ -373,17 +372,17 @@ fn start_tool(tool: &ToolCommand, stdin: Stdio, descriptors: &[OwnedFd]) -> io::
     command.spawn()
 }
 
-/// A process that watches the job.
+/// The watcher of the job's files.
 struct Watcher {
     pid: Pid,
-    /// It ends when this is closed.
+    /// Pipe whose end makes the watcher exit.
     ends: PipeWriter,
-    /// Its first descriptor.
+    /// The watcher's first descriptor.
     log: fs::File,
     obituary: Vec<u8>,
 }
 
-/// Closes everything the supervisor had open, but for the control socket.
+/// Closes all inherited descriptors except the control socket.
 fn close_inherited(control: &UnixStream) -> io::Result<()> {
     root::close_from(control.as_raw_fd() + 1);
     nix::fcntl::fcntl(
@@ -393,7 +392,7 @@ fn close_inherited(control: &UnixStream) -> io::Result<()> {
     Ok(())
 }
 
-/// Mounts made on the host still show up here, those made here stay here.
+/// Makes mounts of the host propagate into the sandbox, but not the reverse.
 fn slave_mounts() -> io::Result<()> {
     mount(
         None::<&str>,
@@ -411,7 +410,8 @@ fn mount_proc() -> io::Result<()> {
     Ok(())
 }
 
-/// Terminals of the job's own: CRIU gives them back their numbers, which are free in a sandbox whatever the machine's are.
+/// Terminals of the job's own: CRIU gives them back their numbers, which are free in a sandbox whatever the machine's
+/// are.
 fn mount_terminals() -> io::Result<()> {
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NOEXEC;
     // 5 is the group "tty" everywhere.
@@ -425,7 +425,8 @@ fn mount_terminals() -> io::Result<()> {
     )?;
     let filesystem = |path: &str| fs::metadata(path).map(|found| found.dev());
     let leads_to = filesystem(MAKER)?;
-    // A node beside the folder finds it, a link goes into it; in some containers it is a mount of the machine's.
+    // A node in the folder's parent finds the folder, and a link leads into it. In some containers the node is a mount
+    // of the machine's.
     if leads_to != filesystem("/dev")? && leads_to != filesystem("/dev/pts")? {
         let (source, bind) = (Some("/dev/pts/ptmx"), MsFlags::MS_BIND);
         mount(source, MAKER, None::<&str>, bind, None::<&str>)?;
@@ -433,7 +434,8 @@ fn mount_terminals() -> io::Result<()> {
     Ok(())
 }
 
-/// The job's stdin: a pipe or terminal of the supervisor as it is, `/dev/null` opened anew inside this mount namespace.
+/// Returns the job's stdin: a pipe or terminal of the supervisor unchanged, `/dev/null` reopened in this mount
+/// namespace.
 fn in_namespace(stdin: OwnedFd) -> io::Result<OwnedFd> {
     let kind = nix::sys::stat::fstat(&stdin)?.st_mode & libc::S_IFMT;
     if kind == libc::S_IFIFO || rustix::termios::isatty(&stdin) {
@@ -449,7 +451,7 @@ fn in_namespace(stdin: OwnedFd) -> io::Result<OwnedFd> {
 )]
 fn place_descriptors(command: &mut Command, first: RawFd, inherited: Vec<RawFd>) {
     let place = move || {
-        // Pid 1 holds a handful of low descriptors, so no target number overwrites a source.
+        // Pid 1 has only a few low descriptors, so no target number overwrites a source.
         for (source, target) in inherited.iter().zip(first..) {
             // SAFETY: duplicates a descriptor of this process to a number that nothing here uses.
             Errno::result(unsafe { libc::dup2(*source, target) })?;
@@ -460,17 +462,17 @@ fn place_descriptors(command: &mut Command, first: RawFd, inherited: Vec<RawFd>)
     unsafe { command.pre_exec(place) };
 }
 
-/// Range of a job's first pid, drawn at random.
+/// Range of a job's first pid, which is random.
 ///
-/// The range begins at 300: after a wrap-around Linux never hands out a pid below 300 (`RESERVED_PIDS`), so those stay
-/// free for CRIU at a restore. It ends well below the smallest usual `pid_max`, 32768, so that the job has room before it
-/// wraps. The pids of a machine's sandboxes differ because the CUDA driver binds an abstract socket
-/// `cuda-uvmfd-<inode of the PID namespace>-<pid>` in the network namespace: a restored process keeps its name while the
-/// kernel gives the inode to the next sandbox. With equal pids `cuInit` in that one fails with 304
-/// (`CUDA_ERROR_OPERATING_SYSTEM`), or a restore with "address in use".
+/// The range begins at 300: after a wrap-around, Linux never assigns a pid below 300 (`RESERVED_PIDS`), so those stay
+/// free for CRIU during a restore. It ends well below the smallest usual `pid_max`, 32768, so that pids of the job do
+/// not wrap soon. The pids differ between sandboxes because the CUDA driver binds an abstract socket `cuda-uvmfd-<inode
+/// of the PID namespace>-<pid>` in the network namespace. A restored process keeps this name, while the kernel may
+/// assign the inode to the next sandbox. With equal pids, `cuInit` there fails with 304
+/// (`CUDA_ERROR_OPERATING_SYSTEM`), or a restore fails with "address in use".
 const FIRST_PIDS: Range<u32> = 300..30_000;
 
-/// Draws a pid for the job's first process.
+/// Returns a random pid for the job's first process.
 fn draw_pid() -> io::Result<i32> {
     let mut bytes = [0; 4];
     getrandom::fill(&mut bytes)?;

@@ -2,35 +2,36 @@
     unsafe_code,
     reason = "a system call with a filter between fork and exec"
 )]
-//! Hides `io_uring` from the job: CRIU cannot dump it (4.2.1), and programs that use it where it is there (libuv,
-//! with it `torchrun`'s store) do without where it is not.
+//! Filter that hides `io_uring` from the job, because CRIU (4.2.1) cannot dump it. Programs that use it if available
+//! (libuv, and with it `torchrun`'s store) also work without it.
 //!
-//! A seccomp filter lets `io_uring_setup` fail as on a kernel without it; `io_uring_enter` and `io_uring_register`
-//! need what that returns. CRIU dumps and restores filters.
+//! A seccomp filter makes `io_uring_setup` fail as on a kernel without it; `io_uring_enter` and `io_uring_register`
+//! need its result. CRIU dumps and restores filters.
 //!
-//! The kernel (5.11) works out from such a filter which calls it always allows, and does not run it for them. The
-//! filter is installed by privilege: "no new privileges" would do as well and break `sudo` in the job, so it is
-//! never set, and without `CAP_SYS_ADMIN` the job sees `io_uring`.
+//! The kernel (5.11) determines the system calls that such a filter always allows, and does not run it for them. The
+//! filter is installed with `CAP_SYS_ADMIN`. "No new privileges" would be sufficient too, but would break `sudo` in the
+//! job, so it is never set. Without the capability the job can use `io_uring`.
 
 use std::mem::offset_of;
 
 use nix::libc::{self, sock_filter};
 use serde::{Deserialize, Serialize};
 
-/// The job's view of `io_uring`.
+/// Availability of `io_uring` in the job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum IoUring {
-    /// The job has no `io_uring`, if ckpt-run may decide that.
+    /// The job cannot use `io_uring`, if ckpt-run has the privilege to hide it.
     Hide,
-    /// The job has `io_uring`.
+    /// The job can use `io_uring`.
     Allow,
 }
 
 impl IoUring {
-    /// Applies to this thread, and to what it executes and forks.
+    /// Applies the choice to this thread and its descendants.
     ///
-    /// For between fork and exec: one system call, no allocation. Where the filter is refused, for want of the
-    /// privilege or of seccomp, the job runs without it; a snapshot that fails for `io_uring` says so.
+    /// The function may be called between fork and exec: it makes one system call and does not allocate. If the filter
+    /// is refused, for lack of the privilege or of seccomp, the job runs without it. A snapshot that fails because of
+    /// `io_uring` reports it.
     pub(super) fn apply(self) {
         match self {
             Self::Allow => {}
@@ -49,31 +50,31 @@ fn install() {
         libc::syscall(
             libc::SYS_seccomp,
             libc::SECCOMP_SET_MODE_FILTER,
-            // Kernels before 5.16 slow a filtered process down otherwise (speculative store bypass).
+            // Kernels before 5.16 otherwise slow down a filtered process (speculative store bypass).
             libc::SECCOMP_FILTER_FLAG_SPEC_ALLOW,
             &raw const program,
         )
     };
 }
 
-/// Number of `io_uring_setup`, the same on every machine and in programs of 32 bits.
+/// Number of `io_uring_setup`, the same on every architecture and in 32-bit programs.
 const IO_URING_SETUP: u32 = 425;
 
-/// Machine whose system calls these are (`linux/audit.h`); and its programs of 32 bits.
+/// Architectures of the filtered system calls (`linux/audit.h`): 64-bit and 32-bit.
 #[cfg(target_arch = "x86_64")]
 const MACHINES: [u32; 2] = [0xc000_003e, 0x4000_0003];
-/// Machine whose system calls these are (`linux/audit.h`); and its programs of 32 bits.
+/// Architectures of the filtered system calls (`linux/audit.h`): 64-bit and 32-bit.
 #[cfg(target_arch = "aarch64")]
 const MACHINES: [u32; 2] = [0xc000_00b7, 0x4000_0028];
 
 const LENGTH: u16 = 7;
-/// Offset of the system call's number in `struct seccomp_data`; the machine's architecture follows.
+/// Offset of the system call's number in `struct seccomp_data`. The architecture follows it.
 const NUMBER: u32 = 0;
 const MACHINE: u32 = 4;
 const _: () = assert!(offset_of!(libc::seccomp_data, nr) == NUMBER as usize);
 const _: () = assert!(offset_of!(libc::seccomp_data, arch) == MACHINE as usize);
 
-// Classes and modes of BPF (`linux/bpf_common.h`), which are the same for ever.
+// Classes and modes of BPF (`linux/bpf_common.h`), which never change.
 const LOAD_WORD: u16 = 0x20;
 const JUMP_IF_EQUAL: u16 = 0x15;
 const RETURN: u16 = 0x06;
@@ -91,7 +92,7 @@ const FILTER: [sock_filter; LENGTH as usize] = [
     instruction(RETURN, libc::SECCOMP_RET_ALLOW),
 ];
 
-/// Skips so many instructions when the loaded value is this one, or is not.
+/// Skips `when_equal` instructions if the loaded value equals `value`, and `otherwise` instructions if not.
 const fn skip_unless(value: u32, when_equal: u8, otherwise: u8) -> sock_filter {
     sock_filter {
         jt: when_equal,

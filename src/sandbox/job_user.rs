@@ -1,4 +1,4 @@
-//! The user that a job runs as, by `user` in the settings.
+//! The user that runs the job, according to the setting `user`.
 
 use std::ffi::{CString, OsString};
 use std::io;
@@ -10,25 +10,25 @@ use rustix::fs::FileType;
 
 use super::protocol::Credentials;
 
-/// A user as the machine's databases have it.
+/// A user in the machine's databases.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JobUser {
     name: String,
     home: PathBuf,
     shell: PathBuf,
-    /// Its ids.
+    /// User and group ids.
     pub credentials: Credentials,
 }
 
-/// Why a job cannot run as a user.
+/// Reasons why a job cannot run as a user.
 #[derive(Debug, thiserror::Error)]
 pub enum UserError {
-    /// No such user.
+    /// The user does not exist.
     #[error(
         "there is no user {0:?} on this machine (user): give the name of one, as `getent passwd` lists them"
     )]
     Unknown(String),
-    /// The databases cannot be asked.
+    /// The databases cannot be queried.
     #[error("cannot look for the user {name:?} (user)")]
     Look {
         /// The name.
@@ -36,7 +36,7 @@ pub enum UserError {
         /// The reason.
         source: io::Error,
     },
-    /// Another user than this one, without root.
+    /// The user is not the current one, and ckpt-run is not root.
     #[error(
         "cannot run the job as {0} (user): only root may; run ckpt-run by sudo, or leave the setting out"
     )]
@@ -44,10 +44,10 @@ pub enum UserError {
 }
 
 impl JobUser {
-    /// Looks for the user; `None` if the job is to run as this process does.
+    /// Finds the user. Returns `None` if the job runs as this process does.
     ///
     /// # Errors
-    /// There is no such user, or only root may run a job as it.
+    /// The user does not exist, or only root can run a job as this user.
     pub fn find(name: &str) -> Result<Option<Self>, UserError> {
         Self::find_for(geteuid(), name)
     }
@@ -79,7 +79,7 @@ impl JobUser {
         }))
     }
 
-    /// The variables that a login would set.
+    /// Returns the variables that a login would set.
     #[must_use]
     pub fn variables(&self) -> [(&'static str, OsString); 4] {
         let name = || OsString::from(&self.name);
@@ -91,11 +91,11 @@ impl JobUser {
         ]
     }
 
-    /// Gives the user the job's end of a stream, as login does with a terminal: the job may open `/dev/stdout`. Files and
-    /// devices of the caller's stay what they are.
+    /// Makes the user the owner of the job's end of a stream, as login does with a terminal, so that the job can open
+    /// `/dev/stdout`. Files and devices of the caller are left unchanged.
     ///
     /// # Errors
-    /// The system refuses it.
+    /// The owner cannot be changed.
     pub fn own(&self, end: impl AsFd) -> io::Result<()> {
         let about = rustix::fs::fstat(&end)?;
         let is_pipe = FileType::from_raw_mode(about.st_mode) == FileType::Fifo;
@@ -109,7 +109,7 @@ impl JobUser {
 
 #[cfg(test)]
 impl JobUser {
-    /// A user that no machine has to have.
+    /// Returns a user that need not exist on the machine.
     pub(crate) fn of_alice() -> Self {
         Self {
             name: "alice".to_owned(),

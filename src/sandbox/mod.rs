@@ -1,5 +1,5 @@
-//! The job's sandbox: PID, mount and IPC namespaces of its own, and the process
-//! that is pid 1 in it. The IPC namespace begins with the job, so that an image contains it.
+//! The job's sandbox: private PID, mount and IPC namespaces, and the process that is pid 1 in them. The IPC namespace
+//! is created by the job's first process, so that an image contains it.
 //!
 //! ```text
 //! supervisor (host namespaces)
@@ -10,10 +10,9 @@
 //!        └─ tools: CRIU
 //! ```
 //!
-//! A snapshot contains `root` and everything below it, nothing above. The
-//! sandbox does not know what a tool is or what it is for: the supervisor
-//! hands it a command line. Killing pid 1 ends every process in the sandbox,
-//! and pid 1 dies with the supervisor (`PDEATHSIG` and the control socket's end).
+//! A snapshot contains `root` and its descendants, but not pid 1 and the tools. The sandbox does not know the purpose
+//! of tools: the supervisor passes command lines. A kill of pid 1 ends every process in the sandbox, and pid 1 exits
+//! with the supervisor (`PDEATHSIG` and the end of the control socket).
 //!
 //! Without the privilege for namespaces the same process runs as a plain child
 //! ([`Isolation::None`]) and adopts orphans as a subreaper; when its control socket
@@ -41,7 +40,7 @@ pub use mounts::own_mount;
 pub use protocol::{Credentials, Ended, Event, JobPids, ToolCommand};
 pub use spawn::{SpawnError, privilege_missing, raise_descriptor_limit, with_job_descriptor_limit};
 
-/// First argument by which the binary knows that it is to be a sandbox's pid 1.
+/// First argument that makes the binary pid 1 of a sandbox.
 pub const INIT_ARGUMENT: &str = "__sandbox";
 
 /// Isolation of the job: with or without namespaces of its own.

@@ -1,4 +1,4 @@
-//! Mounts that the job has made or changed in its sandbox. A restore begins in a fresh sandbox, which does not have them:
+//! Mounts that the job has created or changed in its sandbox. A new sandbox does not have them, so after a restore
 //! paths would lead to other files.
 
 use std::collections::HashSet;
@@ -7,14 +7,14 @@ use std::path::{Path, PathBuf};
 
 use crate::mount_table::Mount;
 
-/// Path, type and root of the mounts that the sandbox makes itself (`init::mount_proc`, `init::mount_terminals`).
+/// Path, type and root of mounts created by the sandbox (`init::mount_proc`, `init::mount_terminals`).
 const SANDBOXS_OWN: [(&str, &str, &str); 3] = [
     ("/proc", "proc", "/"),
     ("/dev/pts", "devpts", "/"),
     ("/dev/ptmx", "devpts", "/ptmx"),
 ];
 
-/// Returns a mount point of the sandbox whose pid 1 has this host pid, if the mount is not the machine's.
+/// Returns the first mount point that is neither the machine's nor the sandbox's. `sandbox` is the host pid of pid 1.
 ///
 /// # Errors
 /// A list of mounts cannot be read.

@@ -1,7 +1,7 @@
-//! Protocol between supervisor and sandbox: length-prefixed JSON over a stream socket, with file descriptors beside the
+//! Protocol between supervisor and sandbox: length-prefixed JSON over a stream socket. File descriptors accompany the
 //! first byte of a message.
 //!
-//! Both ends are the same binary of the same run, so the format has no version.
+//! Both ends are the same binary, so the format has no version.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -17,9 +17,9 @@ use super::io_uring::IoUring;
 use crate::checked;
 use crate::fd_passing;
 
-/// Longest message: a command line may have 2 MiB (`ARG_MAX`), several times that in JSON.
+/// Limit on the size of a message. A command line may have 2 MiB (`ARG_MAX`), which JSON expands several times.
 const MESSAGE_BYTES_MAX: u32 = 32 << 20;
-/// Most descriptors that travel with one message: the job's three, with room.
+/// Limit on the descriptors of a message. The job needs three.
 const DESCRIPTORS_MAX: usize = 8;
 
 /// Request from the supervisor to pid 1.
@@ -33,10 +33,10 @@ pub(super) enum Request {
         signals: CallersSignals,
         user: Option<Credentials>,
     },
-    /// Run a tool. Descriptors: those it inherits, from `first_descriptor` up.
+    /// Run a tool. Descriptors: those that it inherits, from `first_descriptor` on.
     Run(ToolCommand),
-    /// Run a watcher beside the job: it lives as long as the sandbox, and ends last. Descriptors as for a tool. If it is
-    /// killed, pid 1 writes `obituary` into the first of them: then the job survives its watcher.
+    /// Run a watcher beside the job. It exists as long as the sandbox, and exits last. Descriptors as for a tool. If it
+    /// is killed while the job survives, pid 1 writes `obituary` into the first of them.
     Watch {
         tool: ToolCommand,
         obituary: Vec<u8>,
@@ -45,24 +45,24 @@ pub(super) enum Request {
     End,
     /// Send a signal to the job's process group, or to all of its processes.
     Signal { signal: i32, everyone: bool },
-    /// Kill the tools that run.
+    /// Kill the running tools.
     KillTools,
 }
 
-/// A program to run inside the sandbox, with an empty environment but for `environment`.
+/// A program to run inside the sandbox.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ToolCommand {
     /// Program and arguments.
     pub argv: Vec<OsString>,
-    /// The whole environment of the tool.
+    /// Complete environment of the tool.
     pub environment: Vec<(OsString, OsString)>,
-    /// Number that the first inherited descriptor gets in the tool, the others follow.
+    /// Number of the first inherited descriptor in the tool. The others follow.
     pub first_descriptor: RawFd,
-    /// The tool brings the job back: when it succeeds, this is the job.
+    /// The job that the tool restores. If the tool succeeds, it is the sandbox's job.
     pub restores: Option<JobPids>,
 }
 
-/// Ids of the user that the job runs as, if it is not that of the supervisor.
+/// Ids of the job's user, if it differs from the supervisor's.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Credentials {
     /// User id.
@@ -73,7 +73,7 @@ pub struct Credentials {
     pub groups: Vec<u32>,
 }
 
-/// The job's processes as pid 1 knows them.
+/// The job's processes as seen by pid 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobPids {
     /// First process of the tree.
@@ -87,9 +87,9 @@ pub struct JobPids {
 /// Event from pid 1 to the supervisor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Event {
-    /// The sandbox stands.
+    /// The sandbox is ready.
     Ready,
-    /// The job's program could not be executed; errno of that.
+    /// The job's program could not be executed, with the error number.
     NotStarted(i32),
     /// The sandbox or a tool could not be set up.
     Failed {
@@ -98,18 +98,18 @@ pub enum Event {
         /// The system's error number.
         errno: i32,
     },
-    /// The job runs.
+    /// The job is running.
     Started(JobPids),
-    /// A tool ended.
+    /// A tool has exited.
     ToolEnded(Ended),
-    /// The job's root process ended.
+    /// The job's root process has exited.
     JobEnded(Ended),
 }
 
 /// End of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Ended {
-    /// The job exited with this code.
+    /// The process exited with this code.
     Exited(i32),
     /// This signal killed it.
     Signaled(i32),
@@ -159,7 +159,7 @@ pub(super) fn receive<T: DeserializeOwned>(
             "message too long",
         ));
     }
-    // Grows with what comes, not with what is announced.
+    // The buffer grows with the received data, not with the announced length.
     let mut body = Vec::new();
     socket.take(length.into()).read_to_end(&mut body)?;
     if body.len() < length as usize {

@@ -2,13 +2,12 @@
     unsafe_code,
     reason = "fork of a single-threaded process, signal dispositions before exec"
 )]
-//! The first process of the job's tree: starts the job, adopts and
-//! reaps its orphans, and ends exactly as the job did.
+//! The first process of the job's tree. It starts the job, adopts and reaps its orphans, and exits with the job's exit
+//! code or signal.
 //!
-//! It is a part of every image, so that a daemonized worker, whose parent is
-//! gone, is still inside the tree that CRIU dumps. It holds no descriptor but
-//! `/dev/null` and knows nothing of the supervisor: after a restore it finds
-//! itself in another sandbox without noticing.
+//! It is part of every image, so that a daemonized worker, whose parent has exited, is inside the tree that CRIU dumps.
+//! It has only `/dev/null` open and does not depend on the supervisor, so a restore in another sandbox does not affect
+//! it.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -35,9 +34,9 @@ use super::callers_signals::CallersSignals;
 use super::io_uring::IoUring;
 use super::protocol::{Credentials, JobPids};
 
-/// Exit code when the job's program is not there (the shell's convention).
+/// Exit code if the job's program does not exist (as in a shell).
 const NOT_FOUND: i32 = 127;
-/// Exit code when the job's program cannot be run (the shell's convention).
+/// Exit code if the job's program cannot be executed (as in a shell).
 const NOT_RUNNABLE: i32 = 126;
 
 /// The job's own first process.
@@ -46,7 +45,7 @@ pub(super) struct JobCommand<'a> {
     pub arguments: &'a [OsString],
     pub io_uring: IoUring,
     pub signals: CallersSignals,
-    /// The user that it runs as, if it is another.
+    /// The job's user, if it differs from the supervisor's.
     pub user: Option<&'a Credentials>,
 }
 
@@ -102,7 +101,7 @@ fn run(job: &JobCommand<'_>, stdio: [OwnedFd; 3], isolated: bool, answer_to: Own
             )
         }
     };
-    // A parent that cannot be told is gone, and this process with it.
+    // If the parent cannot be reached, it has exited, and this process will too.
     let _ = File::from(answer_to).write_all(text.as_bytes());
     match (started, failed_with) {
         (Ok(pid), _) => {
@@ -141,17 +140,18 @@ fn spawn_job(job: &JobCommand<'_>, stdio: [OwnedFd; 3]) -> io::Result<Pid> {
         .stdin(Stdio::from(stdin))
         .stdout(Stdio::from(stdout))
         .stderr(Stdio::from(stderr));
-    // SAFETY: the closure makes nothing but system calls.
+    // SAFETY: the closure makes only system calls.
     unsafe {
         command.pre_exec(move || {
             setsid()?;
             if in_terminal {
-                // The job itself leads the session: to nobody else can CRIU (4.2.1) give a controlling terminal back.
+                // The job itself leads the session: CRIU (4.2.1) can restore a controlling terminal only for the
+                // session's leader.
                 ioctl_tiocsctty(io::stdout())?;
             }
             signals.apply();
             io_uring.apply();
-            // Last: what is above takes root's rights, which are gone with the user id.
+            // The user id is changed last, because the steps above need root's rights.
             if let Some((user, group, groups)) = &user {
                 setgroups(groups)?;
                 setresgid(*group, *group, *group)?;
@@ -166,8 +166,8 @@ fn spawn_job(job: &JobCommand<'_>, stdio: [OwnedFd; 3]) -> io::Result<Pid> {
         .map_err(io::Error::other)
 }
 
-/// Leaves signals that somebody sends to all processes at once, as schedulers do, to the job: it may want to end in its
-/// own way, and would be killed with us.
+/// Ignores signals that schedulers send to all processes at once. The job may handle them and finish later, and would
+/// be killed if this process died.
 fn ignore_signals() {
     for ignored in [
         Signal::SIGHUP,
@@ -182,7 +182,7 @@ fn ignore_signals() {
     }
 }
 
-/// Reaps whatever ends, until the job does.
+/// Reaps exited children until the job has exited.
 fn wait_for(job: Pid) -> WaitStatus {
     loop {
         match waitpid(None, None) {
@@ -197,13 +197,13 @@ fn wait_for(job: Pid) -> WaitStatus {
     }
 }
 
-/// Ends this process with the job's exit code, or by the signal that killed it.
+/// Ends this process with the job's exit code, or by the signal that killed the job.
 fn end_like(status: WaitStatus) -> ! {
     if let WaitStatus::Exited(_, code) = status {
         std::process::exit(code);
     }
     if let WaitStatus::Signaled(_, killer, _) = status {
-        // The job has written its core file, if it was to have one; ours would only hide it.
+        // The job has already written its core file, if that was enabled. Another one would overwrite it.
         let _ = setrlimit(Resource::RLIMIT_CORE, 0, 0);
         // SAFETY: restores the default action.
         let _ = unsafe { signal(killer, SigHandler::SigDfl) };
@@ -212,14 +212,14 @@ fn end_like(status: WaitStatus) -> ! {
     std::process::exit(NOT_RUNNABLE)
 }
 
-/// Closes every descriptor from `first` up.
+/// Closes all descriptors from `first` on.
 pub(super) fn close_from(first: i32) {
-    // SAFETY: nothing in this process uses a descriptor from `first` up any more.
+    // SAFETY: nothing in this process uses a descriptor from `first` on any more.
     unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, 0) };
 }
 
-/// The three standard descriptors on `/dev/null`, opened inside the present mount namespace: an
-/// inherited one would belong to a mount that CRIU cannot see.
+/// Opens `/dev/null` as the three standard descriptors. It must be opened in the current mount namespace: an inherited
+/// one would belong to a mount that CRIU cannot see.
 pub(super) fn detach_standard_streams() -> io::Result<()> {
     let null = File::options().read(true).write(true).open("/dev/null")?;
     for number in 0..3 {

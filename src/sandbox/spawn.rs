@@ -2,10 +2,10 @@
     unsafe_code,
     reason = "clone and execve between the supervisor and pid 1"
 )]
-//! Starts a sandbox's pid 1: one `clone` with the namespace flags, one `execve`.
+//! Starts pid 1 of a sandbox by one `clone` with the namespace flags and one `execve`.
 //!
-//! Must be called from a thread that lives as long as the run: the kernel sends
-//! the parent-death signal when the *thread* that cloned ends.
+//! The caller must be a thread that exists as long as the run: the kernel sends the parent-death signal when the
+//! *thread* that called `clone` exits.
 
 use std::ffi::{CString, OsStr};
 use std::io;
@@ -26,7 +26,7 @@ use nix::unistd::Pid;
 
 use super::{INIT_ARGUMENT, Isolation};
 
-/// Stack of the cloned child until its `execve`.
+/// Size of the cloned child's stack until its `execve`.
 const CHILD_STACK_BYTES: usize = 64 << 10;
 /// Descriptor of pid 1's control socket.
 pub(super) const CONTROL_DESCRIPTOR: RawFd = 3;
