@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_off_before_the_end_is_one() {
+    fn a_cancellation_before_the_end_is_reported() {
         let mut kept = None;
         let result = dump(|criu, _call_off| kept = Some(criu));
         assert!(matches!(result, Err(CaptureError::Cancelled)), "{result:?}");

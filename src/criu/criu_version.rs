@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn version_reads_like_criu_writes_it() {
+    fn a_version_is_formatted_like_crius() {
         assert_eq!(version(4, 1, 1).to_string(), "4.1.1");
         assert_eq!(version(4, 0, 0).to_string(), "4.0");
     }

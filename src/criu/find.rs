@@ -219,15 +219,15 @@ impl Criu {
 fn reason_of(answer: &str) -> String {
     let lines = || answer.lines().map(str::trim);
     let errors: Vec<&str> = lines().filter(|line| line.contains("Error")).collect();
-    let told: Vec<&str> = if errors.is_empty() {
+    let relevant: Vec<&str> = if errors.is_empty() {
         lines().filter(|line| !line.is_empty()).collect()
     } else {
         errors
     };
-    if told.is_empty() {
+    if relevant.is_empty() {
         "no reason given".to_owned()
     } else {
-        quoted(&told.join("; "))
+        quoted(&relevant.join("; "))
     }
 }
 

@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_error_is_criu_s_first() {
+    fn the_reason_of_unknown_errors_is_crius_first_error() {
         let reason = reason("Error (u.c:1): rlimit: Can't setup RLIMIT_NOFILE for self: no\n(00.1) Error (a.c:1): first\n(00.2) Error (b.c:2): second\n").unwrap();
         assert_eq!(
             reason,

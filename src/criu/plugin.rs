@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn the_environment_says_what_may_be_taken() {
+    fn the_environment_lists_the_accepted_devices() {
         let (variable, list) = plugin_takes(&[195, 511]);
         assert_eq!(
             (variable.to_str(), list.to_str()),
@@ -267,7 +267,7 @@ mod tests {
     }
 
     /// Name of a test that runs in a separate process, because the plugin reads the environment.
-    const ALONE: &str = "criu::plugin::tests::verdicts_in_a_process_of_its_own";
+    const ALONE: &str = "criu::plugin::tests::verdicts_in_a_separate_process";
     /// Variable that is set in that process.
     const ALONE_VARIABLE: &str = "CKPT_RUN_TEST_VERDICTS";
 
@@ -298,7 +298,7 @@ mod tests {
 
     #[test]
     #[ignore = "run by another test, with an environment"]
-    fn verdicts_in_a_process_of_its_own() {
+    fn verdicts_in_a_separate_process() {
         let Ok(expected) = env::var(ALONE_VARIABLE) else {
             return;
         };

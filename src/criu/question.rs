@@ -26,7 +26,7 @@ pub(super) const FROZEN_SOCKET: &str = "frozen.sock";
 pub(super) const HOLD_SOCKET: &str = "hold.sock";
 pub(super) const RESTORED_SOCKET: &str = "restored.sock";
 /// Folders in which the sandbox mounts its own file systems. CRIU needs the links in them.
-const SANDBOXS_OWN: [&str; 3] = ["/proc", "/dev", "/sys"];
+const SANDBOX_FOLDERS: [&str; 3] = ["/proc", "/dev", "/sys"];
 /// Mount option that disables symbolic links.
 const NO_LINKS: &str = "nosymfollow";
 
@@ -103,7 +103,9 @@ pub fn plugin_follows_no_links(sandbox: i32) -> io::Result<Option<PluginVariable
     }
     let mut list = OsString::new();
     for mount in Mount::all_of(sandbox)? {
-        let is_own = SANDBOXS_OWN.iter().any(|own| mount.point.starts_with(own));
+        let is_own = SANDBOX_FOLDERS
+            .iter()
+            .any(|own| mount.point.starts_with(own));
         if !is_own && !mount.has(NO_LINKS) {
             list.push(mount.point);
             list.push("\n");
@@ -210,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn old_kernels_are_known_by_their_release() {
+    fn old_kernels_are_recognized_by_their_release() {
         for (release, expected) in [
             ("6.1.0-18-amd64", true),
             ("5.14.0-503.el9.x86_64", true),

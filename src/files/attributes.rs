@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn attributes_are_made_what_they_were() {
+    fn attributes_are_restored() {
         let file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
         let path = file.path();
         assert_eq!(of(path), []);

@@ -396,7 +396,7 @@ pub struct Kept {
 }
 
 impl Kept {
-    /// Returns a warning that names what the image does not have.
+    /// Returns a warning that names the files whose content is not in the image.
     #[must_use]
     pub fn warning(&self) -> String {
         let mut parts = Vec::new();

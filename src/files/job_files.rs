@@ -43,7 +43,7 @@ struct State {
     /// Time from which a scan finds changes if there is no set.
     begun_ns: i64,
     /// Subject of the last warning: files that are not kept, and the reason why changes are unknown.
-    told: Option<(Vec<PathBuf>, Option<String>)>,
+    warned: Option<(Vec<PathBuf>, Option<String>)>,
 }
 
 /// The settings that concern the job's files.
@@ -93,7 +93,7 @@ impl JobFiles {
             marker: None,
             newest: None,
             begun_ns: clock::unix_ns(),
-            told: None,
+            warned: None,
         };
         Ok(Self {
             folder: folder.to_owned(),
@@ -299,10 +299,10 @@ impl JobFiles {
     /// Returns true if the files of an image give a reason for a warning that the previous image did not have.
     pub fn is_news(&self, kept: &Kept) -> bool {
         let names = kept.named.iter().map(|(path, ..)| path.clone()).collect();
-        let told = Some((names, kept.gap.clone()));
+        let warned = Some((names, kept.gap.clone()));
         let mut state = locked(&self.state);
-        let is_news = (!kept.named.is_empty() || kept.gap.is_some()) && state.told != told;
-        state.told = told;
+        let is_news = (!kept.named.is_empty() || kept.gap.is_some()) && state.warned != warned;
+        state.warned = warned;
         is_news
     }
 

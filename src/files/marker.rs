@@ -75,8 +75,8 @@ impl Marker {
     pub fn mark(&self, image: u64, mark: Mark) -> Result<(), MarkerError> {
         let mut request = [mark as u8; MARK_BYTES];
         request[1..].copy_from_slice(&image.to_le_bytes());
-        let told = (&self.socket).write_all(&request);
-        told.map_err(MarkerError)?;
+        let sent = (&self.socket).write_all(&request);
+        sent.map_err(MarkerError)?;
         self.wait()
     }
 }

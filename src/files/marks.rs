@@ -8,7 +8,7 @@ use super::record_line::Line;
 use crate::mount_table::Mount;
 
 /// Kernel file systems, which contain no files of a job.
-const KERNELS_OWN: [&str; 20] = [
+const KERNEL_FILE_SYSTEMS: [&str; 20] = [
     "autofs",
     "binfmt_misc",
     "bpf",
@@ -57,7 +57,7 @@ fn is_file(path: &Path) -> bool {
 /// Returns true unless the file system is read-only, a kernel file system or one of device files.
 fn may_have_files(mount: &Mount) -> bool {
     let is_devices = mount.point == Path::new("/dev");
-    !mount.is_read_only() && !is_devices && !KERNELS_OWN.contains(&mount.kind.as_str())
+    !mount.is_read_only() && !is_devices && !KERNEL_FILE_SYSTEMS.contains(&mount.kind.as_str())
 }
 
 #[cfg(test)]

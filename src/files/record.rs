@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_job_touched_after_an_image_is_known() {
+    fn changes_after_an_image_are_listed() {
         let lines = [
             begin(),
             job("/w/a", JobChange::Created),
@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_is_gone_takes_its_files_along() {
+    fn a_removed_folder_removes_its_files() {
         let record = record(&[
             begin(),
             job("/w/d", JobChange::Created),

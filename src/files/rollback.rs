@@ -139,7 +139,7 @@ impl Rollback {
                 (false, None) => {}
             }
         }
-        plan.look_around(comparison)?;
+        plan.add_unrecorded(comparison)?;
         plan.find_renamed(set);
         plan.find_siblings(set);
         plan.add_parents(set);
@@ -277,7 +277,7 @@ impl Rollback {
     }
 
     /// Searches for new files without a record: in the working folder and in all folders of the job's files.
-    fn look_around(&mut self, comparison: Comparison<'_>) -> Result<(), RollbackError> {
+    fn add_unrecorded(&mut self, comparison: Comparison<'_>) -> Result<(), RollbackError> {
         let Comparison {
             set, since, place, ..
         } = comparison;

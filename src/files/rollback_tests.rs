@@ -219,7 +219,7 @@ fn changed_everywhere() -> (Scene, Vec<String>) {
 }
 
 #[test]
-fn a_rollback_makes_the_folder_what_it_was() {
+fn a_rollback_restores_the_folder() {
     let (scene, tree) = changed_everywhere();
     let plan = scene.plan(OnLost::Refuse).unwrap();
     scene.execute(&plan, &|| Ok(())).unwrap();

@@ -44,7 +44,7 @@ const DRAIN_READS_MAX: usize = 10_000;
 /// Limit on the listed entries of the working folder before the job starts.
 const LISTED_MAX: usize = 50_000;
 /// Prefixes of names that CRIU creates and removes beside the job's files and in `/tmp`.
-const CRIUS_OWN: [&[u8]; 2] = [b"link_remap.", b".criu."];
+const CRIU_PREFIXES: [&[u8]; 2] = [b"link_remap.", b".criu."];
 
 /// Watches until standard input ends. The folders `ours` contain no files of the job.
 #[must_use]
@@ -301,7 +301,7 @@ impl Watcher {
     fn take_event(&mut self, event: &Event, log: &mut Log) {
         if event.pid == INIT
             || self.is_ours(&event.folder)
-            || CRIUS_OWN
+            || CRIU_PREFIXES
                 .iter()
                 .any(|prefix| event.name.as_bytes().starts_with(prefix))
         {

@@ -171,28 +171,28 @@ mod tests {
     }
 
     #[test]
-    fn long_command_lines_are_cut_and_say_so() {
-        let told = |line: &[u8]| words(line, COMMAND_BYTES_MAX);
-        assert_eq!(told(b""), (vec![], false));
+    fn long_command_lines_are_marked_as_truncated() {
+        let parsed = |line: &[u8]| words(line, COMMAND_BYTES_MAX);
+        assert_eq!(parsed(b""), (vec![], false));
         let three = ["a", "", "b"].map(String::from).to_vec();
-        assert_eq!(told(b"a\0\0b\0"), (three, false));
-        let (kept, cut) = told(&[b'x'; 1025]);
+        assert_eq!(parsed(b"a\0\0b\0"), (three, false));
+        let (kept, cut) = parsed(&[b'x'; 1025]);
         assert_eq!((kept[0].len(), cut), (1024, true));
-        let (kept, cut) = told(&b"y\0".repeat(WORDS_MAX + 1));
+        let (kept, cut) = parsed(&b"y\0".repeat(WORDS_MAX + 1));
         assert_eq!((kept.len(), cut), (WORDS_MAX, true));
-        let (kept, cut) = told(&b"y\0".repeat(WORDS_MAX));
+        let (kept, cut) = parsed(&b"y\0".repeat(WORDS_MAX));
         assert_eq!((kept.len(), cut), (WORDS_MAX, false));
         assert_eq!(words(b"abc\0", 0), (vec![], true));
     }
 
     #[test]
-    fn command_lines_end_when_the_room_for_them_is_used_up() {
+    fn command_lines_are_truncated_at_their_total_limit() {
         let me = i32::try_from(std::process::id()).unwrap();
         let processes = tree(me).unwrap();
         let mut room = 3;
-        let told = describe(processes[0], &HashMap::new(), &mut room).unwrap();
-        assert_eq!((told.arguments[0].len(), told.cut, room), (3, true, 0));
-        let told = describe(processes[0], &HashMap::new(), &mut room).unwrap();
-        assert!(told.arguments.is_empty() && told.cut);
+        let parsed = describe(processes[0], &HashMap::new(), &mut room).unwrap();
+        assert_eq!((parsed.arguments[0].len(), parsed.cut, room), (3, true, 0));
+        let parsed = describe(processes[0], &HashMap::new(), &mut room).unwrap();
+        assert!(parsed.arguments.is_empty() && parsed.cut);
     }
 }

@@ -143,7 +143,7 @@ mod tests {
         226 drm\n238 nvidia-uvm\n241 nvidia-caps\n\nBlock devices:\n  7 nvidia-loop\n259 blkext\n";
 
     #[test]
-    fn numbers_are_those_of_the_driver_s_character_devices() {
+    fn the_numbers_of_the_drivers_character_devices_are_found() {
         assert_eq!(majors_in(LIST, "nvidia"), [195, 238, 241]);
         assert_eq!(majors_in(LIST, "mem"), [1]);
         for nothing in ["", "Character devices:\n", "x\n195 nvidia\n", "\0\n"] {
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_a_device_open_or_mapped_is_found() {
+    fn processes_with_a_device_open_or_mapped_are_found() {
         let script = "import mmap, os; f = os.open('/dev/zero', os.O_RDWR)\n\
             m = mmap.mmap(f, 8192, mmap.MAP_PRIVATE); os.close(f); n = os.open('/dev/null', os.O_RDONLY)\n\
             r, w = os.pipe(); child = os.fork()\n\

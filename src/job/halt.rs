@@ -28,12 +28,12 @@ mod relief;
 
 /// Limit on the readings of the thread list until it contains no new thread. Each reading finds the threads started
 /// since the last one by threads that were still running.
-const LOOKS_MAX: u32 = 16;
+const READINGS_MAX: u32 = 16;
 /// Time limit for all threads to stop. A thread stops as soon as it leaves the kernel. A thread in an uninterruptible
 /// wait for a disk or a device leaves it later.
 const STOP_LIMIT: Duration = Duration::from_secs(2);
 /// Pause between two checks for a stop: the kernel offers no wait for a single thread with a time limit.
-const STOP_LOOK: Duration = Duration::from_micros(100);
+const STOP_CHECK_INTERVAL: Duration = Duration::from_micros(100);
 /// Limit on the threads of a process.
 const THREADS_MAX: usize = 32_768;
 
@@ -109,7 +109,7 @@ pub fn halt(pid: i32, spared: &[i32]) -> Result<Halted, HaltError> {
         waits: Vec::new(),
         not_send: PhantomData,
     };
-    for _ in 0..LOOKS_MAX {
+    for _ in 0..READINGS_MAX {
         let fresh: Vec<i32> = threads_of(pid)?
             .into_iter()
             .filter(|id| !spared.contains(id) && !halted.has(*id))
@@ -150,7 +150,7 @@ fn has_ended(pid: i32, thread: i32) -> bool {
 }
 
 /// Returns true if no thread of a process is running or about to stop.
-fn stands(pid: i32) -> bool {
+fn has_stopped(pid: i32) -> bool {
     let tasks = ProcessEntry::new(pid).and_then(|entry| entry.tasks());
     let at_work = |stat: procfs::process::Stat| !matches!(stat.state, 'T' | 't' | 'Z' | 'X');
     // A process that has exited counts as stopped.
@@ -185,8 +185,8 @@ impl Halted {
         let _ = kill(self.process, Signal::SIGSTOP);
         drop(self);
         let deadline = clock::now() + STOP_LIMIT;
-        while !stands(pid) && clock::now() < deadline {
-            thread::sleep(STOP_LOOK);
+        while !has_stopped(pid) && clock::now() < deadline {
+            thread::sleep(STOP_CHECK_INTERVAL);
         }
     }
 
@@ -235,7 +235,7 @@ impl Halted {
     fn wait(&mut self, pid: i32) -> Result<(), HaltError> {
         let deadline = clock::now() + STOP_LIMIT;
         for thread in &mut self.threads {
-            if !thread.stops_until(deadline, STOP_LOOK) {
+            if !thread.stops_until(deadline, STOP_CHECK_INTERVAL) {
                 return Err(HaltError::Slow {
                     pid,
                     thread: thread.id.as_raw(),
@@ -284,7 +284,7 @@ impl Drop for Halted {
         let deadline = clock::now() + STOP_LIMIT;
         for thread in &mut self.threads {
             // Only a stopped thread can be released. A thread that never stops continues when ckpt-run exits.
-            thread.stops_until(deadline, STOP_LOOK);
+            thread.stops_until(deadline, STOP_CHECK_INTERVAL);
             let signal = match thread.stop {
                 Stop::With(signal) => Some(signal),
                 Stop::Stopped => None,
@@ -293,7 +293,7 @@ impl Drop for Halted {
             if ptrace::detach(thread.id, signal).is_err() {
                 // The thread was killed. Its process cannot exit until every traced thread has been reaped.
                 thread.stop = Stop::Asked;
-                thread.stops_until(deadline, STOP_LOOK);
+                thread.stops_until(deadline, STOP_CHECK_INTERVAL);
             }
         }
     }

@@ -157,7 +157,7 @@ fn path_of(held: &File) -> PathBuf {
 fn lock(folder: &Path, begun: Instant, wait: Wait) -> Option<Flock<File>> {
     let spot = Spot::of(folder).ok()?;
     let mut file = spot.open(File::options().read(true), O_DIRECTORY).ok()?;
-    let mut told = false;
+    let mut is_logged = false;
     loop {
         match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
             Ok(held) => return Some(held),
@@ -168,10 +168,10 @@ fn lock(folder: &Path, begun: Instant, wait: Wait) -> Option<Flock<File>> {
         if waited >= wait.others && (waited >= wait.ours || !is_held_by_ckpt_run(&file)) {
             break;
         }
-        if !told && waited >= SILENCE {
+        if !is_logged && waited >= SILENCE {
             let folder = folder.display();
             tracing::info!(%folder, "waiting for the snapshot or restore of another job with files in this folder");
-            told = true;
+            is_logged = true;
         }
         thread::sleep(PAUSE);
     }

@@ -26,7 +26,7 @@ pub(super) use remake::{missing, remake};
 /// Limit on the nodes of an image. A job needs few; nodes beyond the limit are not recorded.
 const NODES_MAX: usize = 65_536;
 /// Folders in which only the kernel can create nodes.
-const KERNELS_OWN: [&str; 2] = ["/proc", "/sys"];
+const KERNEL_FOLDERS: [&str; 2] = ["/proc", "/sys"];
 
 /// A folder or named pipe that a restore creates again if it is missing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -154,7 +154,8 @@ impl Recording {
     }
 
     fn add(&mut self, path: &Path, kind: NodeKind, metadata: &Metadata) {
-        let ours = path.parent().is_some() && !KERNELS_OWN.iter().any(|own| path.starts_with(own));
+        let ours =
+            path.parent().is_some() && !KERNEL_FOLDERS.iter().any(|own| path.starts_with(own));
         if !ours || self.nodes.len() >= NODES_MAX {
             return;
         }

@@ -195,7 +195,7 @@ impl Output {
     /// output.
     pub fn line_writer(&self) -> impl Fn(&str) + use<> {
         let shared = Arc::clone(&self.shared);
-        move |line| shared.say(line)
+        move |line| shared.write_line(line)
     }
 
     /// Returns a status line, shown below the job's output on the same terminal.
@@ -240,7 +240,7 @@ impl Shared {
     }
 
     /// Writes a line of ckpt-run after the job's output read so far.
-    fn say(&self, line: &str) {
+    fn write_line(&self, line: &str) {
         let mut state = self.settled();
         let end = line_end(self.sink.as_fd());
         let mut text = String::new();

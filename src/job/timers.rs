@@ -174,7 +174,7 @@ mod tests {
     use nix::sys::timerfd::{ClockId, TimerFlags};
 
     #[test]
-    fn a_timer_that_has_rung_unheard_is_recorded() {
+    fn a_timer_with_unread_expirations_is_recorded() {
         let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, TimerFlags::TFD_CLOEXEC).unwrap();
         let descriptor = timer.as_fd().as_raw_fd();
         let pid = i32::try_from(std::process::id()).unwrap();

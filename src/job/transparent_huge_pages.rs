@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_that_meet_are_asked_for_together_up_to_a_step() {
+    fn adjacent_parts_are_requested_together_up_to_a_step() {
         let huge = 2 << 20;
         let mut ranges = Vec::new();
         for at in (0..20).chain(30..31) {

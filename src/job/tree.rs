@@ -10,7 +10,7 @@ use procfs::process::{MMapPath, MemoryMaps, ProcState, Process as ProcessEntry, 
 
 /// Limit on the processes of one job; more are treated as a runaway fork.
 const PROCESSES_MAX: usize = 32_768;
-/// Signals with which processes are usually ended, among those that kill an unprepared process.
+/// Signals that usually end processes, among those that kill a process without a handler.
 const DEADLY: [Signal; 5] = [
     Signal::SIGHUP,
     Signal::SIGINT,

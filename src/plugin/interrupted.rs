@@ -21,14 +21,14 @@ use core::ffi::{CStr, c_int, c_long, c_void};
 use super::kernel::{close, open, read};
 use super::text::{Text, hexadecimal, number};
 
-/// Longest wait, in nanoseconds, that begins anew.
+/// Longest wait, in nanoseconds, that is repeated with its whole time.
 const SHORT_NS: u64 = 1_000_000_000;
 /// Most bytes of `/proc/PID/task/TID/status` that are read: the masks are within the first 2 KiB.
 const STATUS_BYTES: usize = 4096;
 /// Bytes of a part of the list of threads.
 const LIST_BYTES: usize = 4096;
 
-/// What a system call returns inside the kernel when it has been interrupted (`include/linux/errno.h`).
+/// Result of an interrupted system call inside the kernel (`include/linux/errno.h`).
 const EINTR: i64 = -4;
 const ERESTARTNOHAND: i64 = -514;
 const ERESTART_RESTARTBLOCK: i64 = -516;
@@ -81,11 +81,11 @@ mod calls {
     /// The operation without its flags.
     pub const FUTEX_OPERATION: u64 = 127;
     pub const FUTEX_WAIT: u64 = 0;
-    /// It takes a point in time.
+    /// Operation with an absolute time limit.
     pub const FUTEX_WAIT_BITSET: u64 = 9;
 }
 
-/// Lets the waits of a process's threads, all of them stopped by this one, go on. `pid` is as CRIU sees it.
+/// Makes interrupted waits of a process continue. This process has stopped all its threads. `pid` is as seen by CRIU.
 pub fn let_waits_go_on(pid: c_int) {
     if cfg!(not(target_arch = "x86_64")) {
         return;

@@ -11,8 +11,8 @@
 //! Preloaded into CRIU, it takes the place of some functions of the C library: `interposed` at a dump, `subreaper` at a
 //! restore.
 //!
-//! It is loaded into CRIU, which runs as root, by whatever C library CRIU has: no standard library, nothing linked,
-//! nothing allocated. Of devices it knows only the numbers; that nobody uses them is the supervisor's to find out.
+//! It is loaded into CRIU, which runs as root, with any C library: it uses no standard library, links nothing and
+//! allocates nothing. It knows only device numbers. The supervisor checks that no process uses the devices.
 //!
 //! This file is the root of the library. The program shares `variables`; its tests share `hooks`, `interrupted` and
 //! `text`.

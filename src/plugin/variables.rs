@@ -2,28 +2,28 @@
 
 use core::ffi::CStr;
 
-/// The major numbers of the devices that may be taken, in decimal, separated by spaces. Without it none may.
+/// Major numbers of the devices that the plugin handles, in decimal, separated by spaces. Without it there are none.
 pub const MAJORS: &CStr = c"CKPT_RUN_PLUGIN_MAJORS";
-/// Set where CRIU's `RESTORE_EXT_FILE` has a second argument.
+/// Set if CRIU's `RESTORE_EXT_FILE` has a second argument.
 pub const RETRY: &CStr = c"CKPT_RUN_PLUGIN_RETRY";
-/// Pid of the tree's first process, which adopts orphans, as CRIU sees it.
+/// Pid of the tree's first process, which adopts orphans, as seen by CRIU.
 pub const ROOT: &CStr = c"CKPT_RUN_PLUGIN_ROOT";
-/// The action script, as CRIU is told to start it: there is no such program, the plugin acts in its place.
+/// Name of the action script for CRIU. There is no such program, because the plugin asks instead of a script.
 pub const SCRIPT: &CStr = c"ckpt-run-asks";
-/// Paths of the sockets on which the plugin asks the supervisor whether CRIU may go on. Without one CRIU goes on. At a
-/// dump: whether the tasks may be frozen.
+/// Path of the socket for the question at the start of a dump: permission to freeze the tasks. As for all questions,
+/// CRIU continues if the variable is not set.
 pub const BEGIN: &CStr = c"CKPT_RUN_PLUGIN_BEGIN";
-/// Whether CRIU may look at the tasks, once all of them are frozen.
+/// Path of the socket for the question when all tasks are frozen: permission to inspect them.
 pub const FROZEN: &CStr = c"CKPT_RUN_PLUGIN_FROZEN";
-/// Whether the tasks may be released, once the image is complete.
+/// Path of the socket for the question when the image is complete: permission to release the tasks.
 pub const DUMPED: &CStr = c"CKPT_RUN_PLUGIN_DUMPED";
-/// At a restore: whether CRIU may end the repair mode of connections, once all tasks are restored.
+/// Path of the socket for the question when all tasks are restored: permission to end the repair mode of connections.
 pub const RESTORED: &CStr = c"CKPT_RUN_PLUGIN_RESTORED";
-/// The supervisor's word that CRIU may go on.
+/// The supervisor's answer that permits CRIU to continue.
 pub const GO_ON: u8 = b'r';
 /// System calls that restored threads make before they run; `remote_calls.rs` has the format.
 pub const CALLS: &CStr = c"CKPT_RUN_PLUGIN_CALLS";
-/// The mount points, separated by newlines, that follow no links while CRIU restores.
+/// Mount points, separated by newlines, on which symbolic links are disabled during a restore.
 pub const NO_LINKS: &CStr = c"CKPT_RUN_PLUGIN_NO_LINKS";
-/// Path of the socket on which the supervisor is asked before the restored tasks run.
+/// Path of the socket for the question before the restored tasks run.
 pub const QUESTION: &CStr = c"CKPT_RUN_PLUGIN_QUESTION";

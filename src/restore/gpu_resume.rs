@@ -18,10 +18,10 @@ use crate::sandbox::Sandbox;
 use crate::store::ImageId;
 
 /// Interval between two checks of busy GPUs. The driver does not report when memory becomes free.
-const LOOK_INTERVAL: Duration = Duration::from_millis(500);
+const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// Limit on the checks of busy GPUs, 15 s in total. The kernel releases a killed job's memory within seconds, when it
 /// has destroyed the processes. Memory in use for longer belongs to another program.
-const LOOKS_MAX: u32 = 31;
+const CHECKS_MAX: u32 = 31;
 
 /// Chooses GPUs for the image's job. Returns `None` if GPUs may become free before they are needed.
 pub(crate) fn examine(
@@ -54,7 +54,7 @@ pub(crate) fn choose(
         Some(plan) => plan,
         None => wait_for(
             || look(context, standby, id, facts),
-            || thread::sleep(LOOK_INTERVAL),
+            || thread::sleep(CHECK_INTERVAL),
         )?,
     };
     if let Some((then, now)) = &chosen.other_driver {
@@ -67,7 +67,7 @@ fn wait_for(
     mut look: impl FnMut() -> Result<GpuPlan, Refusal>,
     mut pause: impl FnMut(),
 ) -> Result<GpuPlan, Refusal> {
-    for number in 1..LOOKS_MAX {
+    for number in 1..CHECKS_MAX {
         match look() {
             Err(refusal) if refusal.may_pass() => {
                 if number == 1 {

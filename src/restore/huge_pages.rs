@@ -10,7 +10,7 @@ use crate::run::run_context::RunContext;
 use crate::run::running_job::Job;
 
 /// Interval between two checks for the end of a snapshot.
-const LOOK_INTERVAL: Duration = Duration::from_millis(50);
+const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Starts a thread that requests the huge pages. If no thread can be started, the kernel creates them over time.
 pub(crate) fn give_back(context: &Arc<RunContext>, job: &Job) {
@@ -50,7 +50,7 @@ fn rest(context: &RunContext, last: &mut Option<Instant>) {
         thread::sleep(clock::now() - last);
     }
     while context.ongoing.now().is_some() {
-        thread::sleep(LOOK_INTERVAL);
+        thread::sleep(CHECK_INTERVAL);
     }
     *last = Some(clock::now());
 }

@@ -228,7 +228,7 @@ impl Sandbox {
                     let _ = kill(self.pid, Signal::SIGKILL);
                 }
             }
-            // Without a namespace only our pid 1 can do it; what it still has to say may come.
+            // Without a namespace, only pid 1 can kill them. Its remaining messages may still arrive.
             Isolation::None => drop(self.control.shutdown(Shutdown::Write)),
         }
     }

@@ -131,7 +131,7 @@ mod tests {
     const ROOT: Uid = Uid::from_raw(0);
 
     #[test]
-    fn names_that_are_no_users_are_refused() {
+    fn unknown_user_names_are_refused() {
         for name in ["", "no-such-user", "0", "a\0b", "root\n"] {
             let found = JobUser::find_for(ROOT, name);
             assert!(matches!(found, Err(UserError::Unknown(_))), "{name:?}");
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn only_root_runs_a_job_as_somebody_else() {
+    fn only_root_runs_a_job_as_another_user() {
         let nobody = JobUser::find_for(ROOT, "nobody").unwrap().unwrap();
         assert!(
             nobody

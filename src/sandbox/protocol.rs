@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_the_connection_is_no_message() {
+    fn the_end_of_the_connection_is_not_a_message() {
         let (left, right) = UnixStream::pair().unwrap();
         drop(left);
         assert!(receive::<Event>(&right).unwrap().is_none());

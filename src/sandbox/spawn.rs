@@ -33,7 +33,7 @@ pub(super) const CONTROL_DESCRIPTOR: RawFd = 3;
 /// Exit code of a child that could not become pid 1.
 const EXEC_FAILED: isize = 125;
 
-/// Why a sandbox could not be started.
+/// Reasons why a sandbox could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum SpawnError {
     /// The kernel does not let us make namespaces.
@@ -49,8 +49,8 @@ static JOB_DESCRIPTORS: OnceLock<libc::rlimit> = OnceLock::new();
 /// Limit on descriptors: the number that Linux gives a process by default (`fs.nr_open`).
 const DESCRIPTORS_MAX: u64 = 1 << 20;
 
-/// Lets this process have as many open descriptors as it may: each piece of GPU memory that is kept is one. The job
-/// gets the limit of before.
+/// Raises this process's limit of open descriptors to the maximum, because each piece of kept GPU memory needs one. The
+/// job gets the former limit.
 pub fn raise_descriptor_limit() {
     let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else {
         return;
@@ -64,7 +64,7 @@ pub fn raise_descriptor_limit() {
     }
 }
 
-/// Has a command of the user's start with the limit that the job gets.
+/// Makes a command of the user start with the job's descriptor limit.
 pub fn with_job_descriptor_limit(command: &mut Command) -> &mut Command {
     let Some(limit) = JOB_DESCRIPTORS.get() else {
         return command;
@@ -78,15 +78,15 @@ pub fn with_job_descriptor_limit(command: &mut Command) -> &mut Command {
     }
 }
 
-/// Returns true if an error number from setting the sandbox up means a missing privilege.
+/// Returns true if an error number of the sandbox's setup means a missing privilege.
 #[must_use]
 pub fn privilege_missing(errno: i32) -> bool {
     errno == libc::EPERM || errno == libc::EACCES
 }
 
-/// Starts `program` as pid 1 of a new sandbox, with the other end of the returned socket.
+/// Starts `program` as pid 1 of a new sandbox, and returns the supervisor's end of its control socket.
 ///
-/// `environment` is all that pid 1, and with it the job, will see.
+/// `environment` is the complete environment of pid 1, and thus of the job.
 pub(super) fn spawn(
     program: &Path,
     isolation: Isolation,

@@ -109,7 +109,7 @@ fn prefix_comes_before_path_and_starts_through_its_loader() {
 }
 
 #[test]
-fn broken_or_old_candidates_are_passed_over_for_a_working_one() {
+fn broken_and_old_candidates_are_skipped_for_a_working_one() {
     let dir = tempfile::tempdir().unwrap();
     let old = dir.path().join("old");
     program(&old.join("criu"), &says("3.17"));
@@ -204,7 +204,7 @@ fn silent_program_is_killed_at_the_limit() {
 }
 
 #[test]
-fn failed_check_tells_criu_reason() {
+fn a_failed_check_reports_crius_reason() {
     let dir = tempfile::tempdir().unwrap();
     let body = "[ \"$1\" = check ] || { echo 'Version: 4.1'; exit 0; }\n\
                 echo 'Warn  (x.c:1): noise' >&2; echo 'Error (cr-check.c:9): no CAP' >&2; exit 1";
@@ -219,7 +219,7 @@ fn failed_check_tells_criu_reason() {
 }
 
 #[test]
-fn command_hands_over_path_alone() {
+fn a_command_passes_only_path() {
     let dir = tempfile::tempdir().unwrap();
     let body = format!("env > {}/env; {}", dir.path().display(), says("4.1"));
     Criu::find_in(&explicit(program(&dir.path().join("criu"), &body)), vec![]).unwrap();
@@ -246,7 +246,7 @@ fn empty_explicit_path_means_search() {
 }
 
 #[test]
-fn only_a_program_built_in_a_checkout_looks_into_the_checkout() {
+fn only_a_program_built_in_a_checkout_searches_the_checkout() {
     let beside = |program| prefix::beside(Path::new(program));
     assert_eq!(
         beside("/home/me/ckpt-run/target/release/ckpt-run"),

@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn a_smaller_machine_leaves_what_it_has() {
+    fn cpus_that_the_machine_lacks_are_omitted() {
         let test = || {
             let machine = Cpus::of(0).unwrap();
             let first = machine.0[0];

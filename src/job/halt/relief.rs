@@ -17,7 +17,7 @@ use nix::sys::ptrace;
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 
-use super::{Halted, STOP_LIMIT, STOP_LOOK, Stop, Thread};
+use super::{Halted, STOP_CHECK_INTERVAL, STOP_LIMIT, Stop, Thread};
 use crate::clock;
 use crate::job::tree;
 
@@ -77,7 +77,8 @@ impl Halted {
         let call = Call::of(pid, wait.0);
         let near = call.and_then(|call| code(pid, *call.words.last()?));
         let is_near = |at: &u64| near.as_ref().is_some_and(|near| near.contains(at));
-        let at_work = |thread: &Thread| thread.can_go().then(|| thread.at_work(pid)).flatten();
+        let at_work =
+            |thread: &Thread| thread.can_continue().then(|| thread.at_work(pid)).flatten();
         // The holder of a lock is often in the same code as other threads that wait for it.
         self.threads
             .sort_by_cached_key(|thread| match at_work(thread) {
@@ -93,7 +94,10 @@ impl Halted {
                 return;
             }
         }
-        let all = self.threads.iter_mut().filter(|thread| thread.can_go());
+        let all = self
+            .threads
+            .iter_mut()
+            .filter(|thread| thread.can_continue());
         for thread in all.filter(|_| freely) {
             thread.run();
             if is_over() {
@@ -106,7 +110,7 @@ impl Halted {
 impl Thread {
     /// Returns true if the thread is stopped and can continue. A pending signal that stops the whole process would stop
     /// the spared threads, too.
-    fn can_go(&self) -> bool {
+    fn can_continue(&self) -> bool {
         match self.stop {
             Stop::Stopped => true,
             Stop::With(signal) => !STOPPING.contains(&signal),
@@ -123,13 +127,13 @@ impl Thread {
 
     fn step_until(&mut self, is_over: impl Fn() -> bool) {
         for number in 1..=STEPS_MAX {
-            self.go_on(ptrace::step);
+            self.resume(ptrace::step);
             // Any pause would be longer than a step.
             if !self.stops_until(clock::now() + STEP_MAX, Duration::ZERO) {
                 self.halt_again();
                 return self.end_step();
             }
-            if !self.can_go() || number % STEPS == 0 && is_over() {
+            if !self.can_continue() || number % STEPS == 0 && is_over() {
                 return;
             }
         }
@@ -139,18 +143,18 @@ impl Thread {
     fn end_step(&mut self) {
         while self.stop == Stop::Stopped && has_pending(self.id, Signal::SIGTRAP) {
             // The thread runs only until the trap is delivered.
-            self.go_on(ptrace::cont);
+            self.resume(ptrace::cont);
             self.halt_again();
         }
     }
 
     fn run(&mut self) {
-        self.go_on(ptrace::cont);
+        self.resume(ptrace::cont);
         thread::sleep(RUN);
         self.halt_again();
     }
 
-    fn go_on(&mut self, how: impl FnOnce(Pid, Option<Signal>) -> nix::Result<()>) {
+    fn resume(&mut self, how: impl FnOnce(Pid, Option<Signal>) -> nix::Result<()>) {
         let signal = match self.stop {
             Stop::With(signal) => Some(signal),
             Stop::Stopped => None,
@@ -167,7 +171,7 @@ impl Thread {
             self.stop = Stop::Gone;
         }
         // The limit of the first halt applies: a thread that stays longer in the kernel stops when it leaves it.
-        self.stops_until(clock::now() + STOP_LIMIT, STOP_LOOK);
+        self.stops_until(clock::now() + STOP_LIMIT, STOP_CHECK_INTERVAL);
     }
 }
 

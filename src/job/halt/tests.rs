@@ -256,7 +256,7 @@ fn a_thread_is_found_by_its_host_number() {
 }
 
 #[test]
-fn a_first_thread_that_has_ended_is_no_obstacle() {
+fn an_exited_main_thread_does_not_prevent_a_halt() {
     let script = format!(
         "import ctypes, threading, time\n\
             threading.Thread(target=time.sleep, args=(100,)).start()\n\

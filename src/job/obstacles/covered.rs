@@ -21,7 +21,7 @@ struct Mounts {
     known: HashSet<u64>,
 }
 
-/// Searches for the first open file or working directory of a process that its path does not lead to.
+/// Searches for the first open file or working directory whose path leads elsewhere.
 pub(super) fn find(processes: &[Process], open: &[Descriptors]) -> Option<Obstacle> {
     let root = processes.first().map(|root| Mounts::of(root.host_pid));
     let mounts = root.unwrap_or_default();

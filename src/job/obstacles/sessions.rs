@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn an_adopted_process_of_a_foreign_session_is_lost() {
+    fn an_adopted_process_of_a_foreign_session_is_found() {
         assert_eq!(lost(&[(4, 2, 3)]), Some(4), "the leader is gone");
         assert_eq!(lost(&[(3, 2, 3), (4, 2, 3)]), Some(4), "it is beside");
         let twice = [(3, 2, 3), (4, 3, 4), (5, 4, 2), (6, 4, 3)];

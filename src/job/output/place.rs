@@ -19,7 +19,7 @@ impl State {
     /// pending.
     pub(super) fn make_place(&mut self) -> Vec<u8> {
         for _ in 0..PLACE_READS_MAX {
-            if !self.replay.is_inside_line() || !self.comes_more() {
+            if !self.replay.is_inside_line() || !self.writes_more() {
                 break;
             }
             let before = self.pending.len();
@@ -36,7 +36,7 @@ impl State {
     }
 
     /// Returns true if the job writes more within [`PLACE_WAIT`].
-    fn comes_more(&self) -> bool {
+    fn writes_more(&self) -> bool {
         let Some(source) = &self.source else {
             return false;
         };

@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_the_job_has_begun_is_left_alone() {
+    fn an_unfinished_line_of_the_job_is_left_alone() {
         for begun in [
             "half",
             "\r 50 %",

@@ -88,7 +88,7 @@ fn an_image_of_an_earlier_supervisor_repeats_output_once() {
 }
 
 #[test]
-fn a_job_that_ran_is_not_followed_by_older_output() {
+fn output_of_a_job_that_ran_is_not_followed_by_older_output() {
     let (file, mut output, mark) = two_lines();
     let aside = tempfile::tempdir().unwrap();
     let folder = aside.path().join("000001-1");
@@ -188,7 +188,7 @@ fn our_own_file_is_cut_back_to_the_mark() {
 }
 
 #[test]
-fn what_others_wrote_to_our_file_is_not_cut() {
+fn output_of_others_in_our_file_is_not_cut() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let append = || File::options().append(true).open(file.path()).unwrap();
     let mut output = Output::new(append().into(), true);

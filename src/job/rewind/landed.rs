@@ -22,7 +22,7 @@ use crate::job::tree::{self, Process};
 use crate::safe_path::{Spot, Way};
 
 /// Kernel file systems, in which no user creates names.
-const KERNELS_OWN: [&str; 2] = ["/proc", "/sys"];
+const KERNEL_FOLDERS: [&str; 2] = ["/proc", "/sys"];
 
 /// Reasons why restored tasks must not run.
 #[derive(Debug, thiserror::Error)]
@@ -235,7 +235,7 @@ impl Expected {
         if !path.is_absolute()
             || path.parent().is_none()
             || is_deleted(&path)
-            || KERNELS_OWN.iter().any(|own| path.starts_with(own))
+            || KERNEL_FOLDERS.iter().any(|own| path.starts_with(own))
             || self.ours.iter().any(is_ours)
         {
             return Ok(());
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn links_and_owners_are_refused_beforehand() {
+    fn foreign_links_and_owners_are_refused_in_advance() {
         scene(|path, _, processes| {
             let files = crate::job::collect(&Descriptors::of_all(processes).unwrap()).unwrap();
             let note = || Expected::note(&[0], &files, &[], &[]);

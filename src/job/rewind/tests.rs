@@ -228,7 +228,7 @@ fn a_short_log_with_other_bytes_and_its_copy_are_refused() {
 }
 
 #[test]
-fn a_file_in_memory_that_vanished_is_made_anew() {
+fn a_missing_file_in_memory_is_created_again() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("shared");
     fs::write(&path, "abc").unwrap();
@@ -244,7 +244,7 @@ fn a_file_in_memory_that_vanished_is_made_anew() {
 }
 
 #[test]
-fn a_library_that_was_upgraded_is_named() {
+fn an_upgraded_library_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let library = folder.path().join("lib.so");
     fs::write(&library, "v1").unwrap();

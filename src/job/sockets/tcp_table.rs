@@ -16,9 +16,9 @@ use crate::job::descriptors::{Descriptor, Descriptors};
 use crate::job::obstacles::{Finding, Obstacle};
 
 /// Limit on the checks for datagrams that a network device still holds.
-const LOOKS_MAX: u32 = 5;
+const CHECKS_MAX: u32 = 5;
 /// Interval between two checks.
-const LOOK_INTERVAL: Duration = Duration::from_millis(2);
+const CHECK_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Both ends of a connection: local, remote.
 type Ends = (SocketAddr, SocketAddr);
@@ -161,10 +161,10 @@ impl TcpTable {
             let Some(process) = unsent.iter().find_map(|inode| self.owners.get(inode)) else {
                 break;
             };
-            if look == LOOKS_MAX {
+            if look == CHECKS_MAX {
                 return Err(Obstacle::of(process, Finding::Datagram).into());
             }
-            thread::sleep(LOOK_INTERVAL);
+            thread::sleep(CHECK_INTERVAL);
         }
         Ok(())
     }
