@@ -76,7 +76,7 @@ impl Kept {
                 set_aside = done.aside,
                 not_saved = done.not_saved,
                 kept = %aside.display(),
-                "the job's files are in their state at the snapshot"
+                "rolled the job's files back to the snapshot"
             );
         }
         Ok(())

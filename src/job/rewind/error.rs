@@ -66,7 +66,7 @@ pub enum RewindError {
         now: u64,
     },
     /// The disk for saved data is full. Every file is unchanged.
-    #[error("cannot save the end of {} aside: the disk of {} is full; the job's files are unchanged; free space there and run the same line again", path.display(), folder.display())]
+    #[error("cannot save the end of {}: the disk of {} is full; the job's files are unchanged; free space there and run the same line again", path.display(), folder.display())]
     NoRoom {
         /// The job's file.
         path: PathBuf,
