@@ -89,9 +89,19 @@ mod plugin {
     #[cfg(test)]
     pub(crate) mod hooks;
     #[cfg(test)]
+    #[allow(dead_code, reason = "the plugin uses the rest")]
+    pub(crate) mod inode;
+    #[cfg(test)]
     pub(crate) mod interrupted;
     #[cfg(test)]
+    #[allow(dead_code, reason = "the plugin uses the rest")]
     pub(crate) mod kernel;
+    #[cfg(test)]
+    #[allow(dead_code, reason = "the plugin uses the rest")]
+    mod listing;
+    #[cfg(test)]
+    #[allow(dead_code, reason = "the plugin uses the rest")]
+    mod mapping;
     #[cfg(test)]
     mod question;
     #[cfg(test)]

@@ -23,6 +23,7 @@ use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use super::guard;
+use super::inode::Inode;
 use super::interrupted::let_waits_go_on;
 use super::kernel::{getenv, open};
 use super::question::ask;
@@ -185,7 +186,8 @@ fn verdict(descriptor: c_int) -> c_int {
     }
     // SAFETY: a value of the environment ends with a zero, and nobody changes it.
     let majors = unsafe { CStr::from_ptr(majors) };
-    match device_major(descriptor) {
+    let inode = Inode::of_descriptor(descriptor);
+    match inode.and_then(|inode| inode.character_device()) {
         Some(major) if is_listed(majors.to_bytes(), major) => 0,
         Some(_) | None => NOT_MINE,
     }
@@ -197,60 +199,9 @@ pub fn is_listed(list: &[u8], major: u32) -> bool {
         .any(|word| number(word) == Some(major))
 }
 
-/// The driver's number, when the descriptor is of a character device.
-fn device_major(descriptor: c_int) -> Option<u32> {
-    let mut status = Status::default();
-    // SAFETY: the path is empty, which AT_EMPTY_PATH makes the descriptor itself (an O_PATH one as well), and
-    // `status` is as large as the kernel's structure.
-    let result = unsafe {
-        statx(
-            descriptor,
-            c"".as_ptr(),
-            AT_EMPTY_PATH,
-            STATX_TYPE,
-            &raw mut status,
-        )
-    };
-    let is_device = u32::from(status.mode) & S_IFMT == S_IFCHR;
-    (result == 0 && status.mask & STATX_TYPE != 0 && is_device).then_some(status.device_major)
-}
-
 fn open_both_ways(path: &CStr) -> c_int {
     // SAFETY: the path ends with a zero; without O_CREAT there is no third argument.
     unsafe { open(path.as_ptr(), O_RDWR) }
 }
 
 const O_RDWR: c_int = 2;
-const AT_EMPTY_PATH: c_int = 0x1000;
-const STATX_TYPE: c_uint = 1;
-const S_IFMT: u32 = 0o170_000;
-const S_IFCHR: u32 = 0o020_000;
-
-/// `struct statx`, the same on every machine (Linux, `uapi/linux/stat.h`).
-#[repr(C)]
-#[derive(Default)]
-struct Status {
-    mask: u32,
-    _before_mode: [u32; 6],
-    mode: u16,
-    _after_mode: u16,
-    _before_device: [u64; 12],
-    device_major: u32,
-    device_minor: u32,
-    _after_device: [u64; 15],
-}
-
-const _: () = assert!(size_of::<Status>() == 256);
-const _: () = assert!(core::mem::offset_of!(Status, mode) == 28);
-const _: () = assert!(core::mem::offset_of!(Status, device_major) == 128);
-
-// `statx` is in glibc 2.28.
-unsafe extern "C" {
-    fn statx(
-        folder: c_int,
-        path: *const c_char,
-        flags: c_int,
-        mask: c_uint,
-        status: *mut Status,
-    ) -> c_int;
-}

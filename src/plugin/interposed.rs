@@ -236,7 +236,7 @@ fn value(word: &[u8]) -> Option<u64> {
 }
 
 /// Returns the result of a system call in the form of the C library, and sets `errno` after an error.
-fn as_library(result: c_long) -> c_long {
+pub fn as_library(result: c_long) -> c_long {
     if !(-4095..0).contains(&result) {
         return result;
     }

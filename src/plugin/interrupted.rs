@@ -16,17 +16,16 @@
 //!
 //! A thread with a pending signal is left alone: its call must end, so that the program handles the signal.
 
-use core::ffi::{CStr, c_int, c_long, c_void};
+use core::ffi::{c_int, c_long, c_void};
 
 use super::kernel::{close, open, read};
+use super::listing::for_each_entry;
 use super::text::{Text, hexadecimal, number};
 
 /// Longest wait, in nanoseconds, that is repeated with its whole time.
 const SHORT_NS: u64 = 1_000_000_000;
 /// Most bytes of `/proc/PID/task/TID/status` that are read: the masks are within the first 2 KiB.
 const STATUS_BYTES: usize = 4096;
-/// Bytes of a part of the list of threads.
-const LIST_BYTES: usize = 4096;
 
 /// Result of an interrupted system call inside the kernel (`include/linux/errno.h`).
 const EINTR: i64 = -4;
@@ -99,31 +98,13 @@ pub fn let_waits_go_on(pid: c_int) {
     if folder < 0 {
         return;
     }
-    let mut list = [0u8; LIST_BYTES];
-    loop {
-        // SAFETY: the kernel writes at most so many bytes.
-        let length = unsafe { syscall(SYS_GETDENTS64, folder, list.as_mut_ptr(), LIST_BYTES) };
-        let Some(mut rest) = usize::try_from(length).ok().and_then(|n| list.get(..n)) else {
-            break;
-        };
-        if rest.is_empty() {
-            break;
+    for_each_entry(folder, |_, name| {
+        let thread = number(name.to_bytes()).and_then(|thread| c_int::try_from(thread).ok());
+        if let Some(thread) = thread {
+            let_wait_go_on(&mut path, thread);
         }
-        // `struct linux_dirent64`: the length of an entry at 16, its name at 19.
-        while let Some(&[low, high]) = rest.get(16..18) {
-            let (entry, after) = rest
-                .split_at_checked(usize::from(u16::from_ne_bytes([low, high])))
-                .unwrap_or((rest, &[]));
-            let name = entry
-                .get(19..)
-                .and_then(|name| CStr::from_bytes_until_nul(name).ok());
-            let thread = name.and_then(|name| number(name.to_bytes()));
-            if let Some(thread) = thread.and_then(|thread| c_int::try_from(thread).ok()) {
-                let_wait_go_on(&mut path, thread);
-            }
-            rest = after;
-        }
-    }
+        true
+    });
     // SAFETY: the descriptor is this function's.
     unsafe { close(folder) };
 }
@@ -200,7 +181,6 @@ fn peek(request: c_int, thread: c_int, place: u64) -> u64 {
 const PTRACE_PEEKDATA: c_int = 2;
 const PTRACE_PEEKUSER: c_int = 3;
 const PTRACE_POKEUSER: c_int = 6;
-const SYS_GETDENTS64: c_long = 217;
 
 /// Places in `struct user_regs_struct` (x86-64), in bytes.
 mod registers {
@@ -218,5 +198,4 @@ mod registers {
 // Of the C library that CRIU runs with; none is linked.
 unsafe extern "C" {
     fn ptrace(request: c_int, ...) -> c_long;
-    fn syscall(number: c_long, ...) -> c_long;
 }

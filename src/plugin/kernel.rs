@@ -3,10 +3,41 @@
 //! calls.
 
 use core::arch::asm;
-use core::ffi::{c_char, c_int, c_long, c_uint, c_void};
+use core::ffi::{CStr, c_char, c_int, c_long, c_uint, c_void};
 
 pub const AT_FDCWD: c_int = -100;
 pub const O_CLOEXEC: c_int = 0o2_000_000;
+#[cfg(target_arch = "x86_64")]
+pub const O_DIRECTORY: c_int = 0o200_000;
+#[cfg(target_arch = "aarch64")]
+pub const O_DIRECTORY: c_int = 0o40_000;
+
+pub const EPERM: c_int = 1;
+pub const ENOENT: c_int = 2;
+pub const ESRCH: c_int = 3;
+pub const EIO: c_int = 5;
+pub const EACCES: c_int = 13;
+
+#[cfg(target_arch = "x86_64")]
+mod number {
+    use core::ffi::c_long;
+    pub const READ: c_long = 0;
+    pub const WRITE: c_long = 1;
+    pub const OPENAT: c_long = 257;
+    pub const PREAD64: c_long = 17;
+    pub const PWRITE64: c_long = 18;
+    pub const READLINKAT: c_long = 267;
+}
+#[cfg(target_arch = "aarch64")]
+mod number {
+    use core::ffi::c_long;
+    pub const READ: c_long = 63;
+    pub const WRITE: c_long = 64;
+    pub const OPENAT: c_long = 56;
+    pub const PREAD64: c_long = 67;
+    pub const PWRITE64: c_long = 68;
+    pub const READLINKAT: c_long = 78;
+}
 
 /// Number of `mount_setattr`, the same on every machine.
 pub const MOUNT_SETATTR: c_long = 442;
@@ -39,6 +70,79 @@ pub unsafe fn system_call(number: c_long, arguments: [c_long; 6]) -> c_long {
         );
     }
     result
+}
+
+/// Opens a file that exists; the error is its number.
+pub fn openat(folder: c_int, path: &CStr, flags: c_int) -> Result<c_int, c_int> {
+    openat_with(folder, path, flags, 0)
+}
+
+/// Opens a file, or creates it with this mode; the error is its number.
+pub fn openat_with(folder: c_int, path: &CStr, flags: c_int, mode: c_uint) -> Result<c_int, c_int> {
+    let (path, mode) = (address(path.as_ptr()), mode.into());
+    let arguments = [folder.into(), path, flags.into(), mode, 0, 0];
+    // SAFETY: the path ends with a zero.
+    let opened = unsafe { system_call(number::OPENAT, arguments) };
+    c_int::try_from(opened)
+        .ok()
+        .filter(|opened| *opened >= 0)
+        .ok_or_else(|| error(opened))
+}
+
+/// Reads a link; returns the length of what it leads to. `None` also where that does not fit.
+pub fn read_link(folder: c_int, path: &CStr, into: &mut [u8]) -> Option<usize> {
+    let len = into.len().cast_signed() as c_long;
+    let (path, into) = (address(path.as_ptr()), address(into.as_mut_ptr()));
+    let arguments = [folder.into(), path, into, len, 0, 0];
+    // SAFETY: the path ends with a zero, and the kernel writes at most so many bytes.
+    let read = unsafe { system_call(number::READLINKAT, arguments) };
+    usize::try_from(read).ok().filter(|_| read < len)
+}
+
+/// Reads from a file; the error is its number.
+pub fn read_some(file: c_int, into: &mut [u8]) -> Result<usize, c_int> {
+    transfer(number::READ, file, into.as_mut_ptr(), into.len(), 0)
+}
+
+/// Writes to a file; the error is its number.
+pub fn write_some(file: c_int, bytes: &[u8]) -> Result<usize, c_int> {
+    transfer(number::WRITE, file, bytes.as_ptr(), bytes.len(), 0)
+}
+
+/// Reads from a place in a file; the error is its number.
+pub fn read_at(file: c_int, into: &mut [u8], place: u64) -> Result<usize, c_int> {
+    transfer(number::PREAD64, file, into.as_mut_ptr(), into.len(), place)
+}
+
+/// Writes to a place in a file; the error is its number.
+pub fn write_at(file: c_int, bytes: &[u8], place: u64) -> Result<usize, c_int> {
+    transfer(number::PWRITE64, file, bytes.as_ptr(), bytes.len(), place)
+}
+
+fn transfer(
+    number: c_long,
+    file: c_int,
+    bytes: *const u8,
+    len: usize,
+    place: u64,
+) -> Result<usize, c_int> {
+    let place = place.cast_signed() as c_long;
+    let arguments = [
+        file.into(),
+        address(bytes),
+        len.cast_signed() as c_long,
+        place,
+        0,
+        0,
+    ];
+    // SAFETY: the callers have so many bytes there, writable ones for a read.
+    let moved = unsafe { system_call(number, arguments) };
+    usize::try_from(moved).map_err(|_| error(moved))
+}
+
+/// Returns the number of an error.
+fn error(result: c_long) -> c_int {
+    c_int::try_from(result.wrapping_neg()).unwrap_or(EIO)
 }
 
 /// Returns a pointer as an argument of a system call.

@@ -9,24 +9,31 @@
 //! supervisor for permission at several steps (`question`).
 //!
 //! Preloaded into CRIU, it takes the place of some functions of the C library: `interposed` at a dump, `subreaper` at a
-//! restore.
+//! restore, `refused` where CRIU has no privileges on the machine.
 //!
 //! It is loaded into CRIU, which runs as root, with any C library: it uses no standard library, links nothing and
 //! allocates nothing. It knows only device numbers. The supervisor checks that no process uses the devices.
 //!
-//! This file is the root of the library. The program shares `variables`; its tests share `hooks`, `interrupted` and
-//! `text`.
+//! This file is the root of the library. The program shares `variables`; its tests share the files that are not entry
+//! points.
 
 #![no_std]
 #![allow(unsafe_code, reason = "called by CRIU through C")]
 
+mod frozen_files;
 mod guard;
 mod hooks;
+mod inode;
 mod interposed;
 mod interrupted;
 mod kernel;
+mod listing;
+mod mapping;
 mod question;
+mod refused;
 mod remote_calls;
+mod settings;
+mod stand_in;
 mod subreaper;
 mod text;
 mod variables;

@@ -1,0 +1,79 @@
+#![allow(unsafe_code, reason = "called by CRIU through C")]
+//! Lines of files and entries of folders in `/proc`, without an allocator.
+
+use core::ffi::{CStr, c_int, c_long};
+
+use super::kernel::{ENOENT, ESRCH, address, read_some, system_call};
+
+/// Bytes of a part of a folder's list.
+const LIST_BYTES: usize = 4096;
+/// Longest line: a path of 4096 bytes, nearly all of which may be escaped by four.
+const LINE_BYTES_MAX: usize = 16 << 10;
+
+#[cfg(target_arch = "x86_64")]
+const GETDENTS64: c_long = 217;
+#[cfg(target_arch = "aarch64")]
+const GETDENTS64: c_long = 61;
+
+/// Calls `act` with each entry of a folder, its inode and its name, until that returns false. Returns false if the folder
+/// cannot be read to its end; that of a process that has exited has none.
+pub fn for_each_entry(folder: c_int, mut act: impl FnMut(u64, &CStr) -> bool) -> bool {
+    let mut list = [0_u8; LIST_BYTES];
+    loop {
+        let bytes = LIST_BYTES.cast_signed() as c_long;
+        let arguments = [folder.into(), address(list.as_mut_ptr()), bytes, 0, 0, 0];
+        // SAFETY: the kernel writes at most so many bytes.
+        let length = unsafe { system_call(GETDENTS64, arguments) };
+        let Some(mut rest) = usize::try_from(length).ok().and_then(|n| list.get(..n)) else {
+            return length == -c_long::from(ENOENT);
+        };
+        if rest.is_empty() {
+            return true;
+        }
+        // `struct linux_dirent64`: the inode at 0, the length of the entry at 16, its name at 19.
+        while let Some(&[low, high]) = rest.get(16..18) {
+            let (entry, after) = rest
+                .split_at_checked(usize::from(u16::from_ne_bytes([low, high])))
+                .unwrap_or((rest, &[]));
+            let inode = entry.first_chunk().copied().map(u64::from_ne_bytes);
+            let name = entry
+                .get(19..)
+                .and_then(|name| CStr::from_bytes_until_nul(name).ok());
+            if let (Some(inode), Some(name)) = (inode, name)
+                && !act(inode, name)
+            {
+                return true;
+            }
+            rest = after;
+        }
+    }
+}
+
+/// Calls `act` with each line of a file until that returns false. Returns false if the file cannot be read, has a line of
+/// more than [`LINE_BYTES_MAX`], or does not end with one. A process that has exited has no lines.
+pub fn for_each_line(file: c_int, mut act: impl FnMut(&[u8]) -> bool) -> bool {
+    let mut buffer = [0_u8; LINE_BYTES_MAX];
+    let mut filled = 0;
+    loop {
+        let Some(room) = buffer.get_mut(filled..).filter(|room| !room.is_empty()) else {
+            return false;
+        };
+        let length = match read_some(file, room) {
+            Ok(length) => length,
+            Err(error) => return error == ESRCH,
+        };
+        if length == 0 {
+            return filled == 0;
+        }
+        filled += length;
+        let mut begin = 0;
+        while let Some(end) = buffer[begin..filled].iter().position(|byte| *byte == b'\n') {
+            if !act(&buffer[begin..begin + end]) {
+                return true;
+            }
+            begin += end + 1;
+        }
+        buffer.copy_within(begin..filled, 0);
+        filled -= begin;
+    }
+}

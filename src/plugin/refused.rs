@@ -1,0 +1,124 @@
+#![allow(unsafe_code, reason = "called by CRIU through C")]
+//! Functions that take the place of the C library's in CRIU, for what the kernel refuses to a CRIU without privileges on
+//! the machine. All other calls are made as they are.
+//!
+//! ```text
+//! openat          EPERM: `stand_in`   EACCES: `settings`
+//! stat, fstatat   EPERM: `stand_in`
+//! write           `settings`
+//! ```
+
+use core::ffi::{CStr, c_char, c_int, c_long, c_uint, c_void};
+use core::slice;
+
+use super::interposed::as_library;
+use super::kernel::{AT_FDCWD, EACCES, EPERM, address, openat_with, system_call, write_some};
+use super::{settings, stand_in};
+
+#[cfg(target_arch = "x86_64")]
+const NEWFSTATAT: c_long = 262;
+#[cfg(target_arch = "aarch64")]
+const NEWFSTATAT: c_long = 79;
+/// Size of a `struct stat` in words.
+const STAT_WORDS: usize = if cfg!(target_arch = "x86_64") { 18 } else { 16 };
+
+/// Opens a file, as the function of the C library.
+///
+/// # Safety
+/// The path ends with a zero.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn openat64(
+    folder: c_int,
+    path: *const c_char,
+    flags: c_int,
+    mode: c_uint,
+) -> c_int {
+    // SAFETY: by the contract above.
+    let path = unsafe { CStr::from_ptr(path) };
+    let opened = openat_with(folder, path, flags, mode);
+    let answer = match opened {
+        Err(EPERM) => stand_in::answer(folder, path, flags),
+        Err(EACCES) => settings::answer(folder, path, flags),
+        Ok(_) | Err(_) => None,
+    };
+    match answer.unwrap_or(opened) {
+        Ok(file) => file,
+        Err(error) => {
+            as_library(-c_long::from(error));
+            -1
+        }
+    }
+}
+
+/// Looks at a file, as the function of the C library.
+///
+/// # Safety
+/// The path ends with a zero, and `into` has room for a `struct stat`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stat64(path: *const c_char, into: *mut u64) -> c_int {
+    // SAFETY: by the contract above.
+    unsafe { fstatat64(AT_FDCWD, path, into, 0) }
+}
+
+/// Looks at a file, as the function of the C library.
+///
+/// # Safety
+/// The path ends with a zero, and `into` has room for a `struct stat`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fstatat64(
+    folder: c_int,
+    path: *const c_char,
+    into: *mut u64,
+    flags: c_int,
+) -> c_int {
+    // SAFETY: by the contract above.
+    let path = unsafe { CStr::from_ptr(path) };
+    let arguments = [
+        folder.into(),
+        address(path.as_ptr()),
+        address(into),
+        flags.into(),
+        0,
+        0,
+    ];
+    // SAFETY: the path ends with a zero. On these machines the structure is the kernel's.
+    let result = unsafe { system_call(NEWFSTATAT, arguments) };
+    if result == -c_long::from(EPERM)
+        && let Some(identity) = stand_in::about(folder, path)
+    {
+        let (major, minor) = identity.device;
+        let (major, minor) = (u64::from(major), u64::from(minor));
+        let device = major << 8 & 0xfff00 | minor & 0xff | (minor & 0xfff_ff00) << 12;
+        // SAFETY: by the contract above. The structure begins with the device and the inode on all machines.
+        unsafe {
+            into.write_bytes(0, STAT_WORDS);
+            into.write(device);
+            into.add(1).write(identity.inode);
+        }
+        return 0;
+    }
+    #[allow(clippy::cast_possible_truncation, reason = "0 or -1")]
+    let result = as_library(result) as c_int;
+    result
+}
+
+/// Writes to a file, as the function of the C library.
+///
+/// # Safety
+/// There are so many bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn write(file: c_int, bytes: *const c_void, len: usize) -> isize {
+    let bytes = if len == 0 {
+        &[]
+    } else {
+        // SAFETY: by the contract above.
+        unsafe { slice::from_raw_parts(bytes.cast(), len) }
+    };
+    match settings::write(file, bytes).unwrap_or_else(|| write_some(file, bytes)) {
+        Ok(written) => written.cast_signed(),
+        Err(error) => {
+            as_library(-c_long::from(error));
+            -1
+        }
+    }
+}
