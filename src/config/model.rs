@@ -74,6 +74,8 @@ pub enum Isolation {
     Auto,
     /// Namespaces or an error.
     Namespaces,
+    /// Namespaces in a user namespace, or an error.
+    User,
     /// A plain child.
     None,
 }

@@ -24,6 +24,10 @@ pub struct DumpOptions<'a> {
     pub external: &'a [Inherited],
     /// Treatment of connections that a listening socket has not accepted yet.
     pub unaccepted: Unaccepted,
+    /// Treatment of sockets that are one end of a TCP connection.
+    pub tcp: Tcp,
+    /// CRIU has no privileges on the machine.
+    pub unprivileged: bool,
 }
 
 /// Treatment of connections that a listening socket has not accepted yet.
@@ -61,9 +65,10 @@ impl fmt::Display for Inherited {
 /// Treatment of established TCP connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tcp {
-    /// Connections are restored. Their local addresses must be free.
+    /// They are connected again. Needs their local addresses, and at the dump and the restore `CAP_NET_ADMIN` over the
+    /// network.
     Established,
-    /// Connections are closed.
+    /// They are not connected. An image without them has to be restored without them.
     Closed,
 }
 
@@ -91,7 +96,9 @@ pub struct RestoreOptions<'a> {
     pub tcp: Tcp,
     /// True if the plugin asks for permission when everything is restored.
     pub asks: bool,
-    /// Descriptors that the job had open at the dump, each with its replacement among CRIU's descriptors.
+    /// CRIU has no privileges on the machine.
+    pub unprivileged: bool,
+    /// Descriptors that the job had open at the dump, and CRIU's descriptor that takes the place of each.
     pub inherited: &'a [(Inherited, i32)],
 }
 
@@ -132,6 +139,8 @@ pub fn dump_arguments(options: &DumpOptions<'_>) -> Vec<OsString> {
         Unaccepted::Refused => {}
         Unaccepted::LeftOut => push(&mut arguments, &[OsStr::new("--skip-in-flight")]),
     }
+    push_tcp(&mut arguments, options.tcp);
+    push_unprivileged(&mut arguments, options.unprivileged);
     for terminal in options.external {
         push(
             &mut arguments,
@@ -158,11 +167,8 @@ pub fn restore_arguments(options: &RestoreOptions<'_>) -> Vec<OsString> {
             OsStr::new("--restore-sibling"),
         ],
     );
-    match options.tcp {
-        Tcp::Established => {}
-        // CRIU (4.2.1) gives precedence to this option.
-        Tcp::Closed => push(&mut arguments, &[OsStr::new("--tcp-close")]),
-    }
+    push_tcp(&mut arguments, options.tcp);
+    push_unprivileged(&mut arguments, options.unprivileged);
     if options.asks {
         push(&mut arguments, &[OsStr::new("--action-script"), script()]);
     }
@@ -215,6 +221,20 @@ fn script() -> &'static OsStr {
     OsStr::from_bytes(SCRIPT.to_bytes())
 }
 
+fn push_tcp(arguments: &mut Vec<OsString>, tcp: Tcp) {
+    match tcp {
+        Tcp::Established => {}
+        // CRIU (4.2.1) looks at this option before the other.
+        Tcp::Closed => push(arguments, &[OsStr::new("--tcp-close")]),
+    }
+}
+
+fn push_unprivileged(arguments: &mut Vec<OsString>, unprivileged: bool) {
+    if unprivileged {
+        push(arguments, &[OsStr::new("--unprivileged")]);
+    }
+}
+
 fn push(arguments: &mut Vec<OsString>, more: &[&OsStr]) {
     arguments.extend(more.iter().map(|one| (*one).to_owned()));
 }
@@ -237,6 +257,7 @@ mod tests {
             log_level: 2,
             tcp: Tcp::Established,
             asks: false,
+            unprivileged: false,
             inherited: &[(Inherited::Pipe(4711), 200), (terminal, 201)],
         };
         let arguments = restore_arguments(&options);

@@ -4,9 +4,9 @@
 //! a snapshot succeeds and only the restore fails, so they are checked before any work can be lost. This module does
 //! not know how the results are shown.
 
-use std::fs;
-
 use procfs::process::{Process, Status};
+
+use crate::config::Isolation;
 
 /// Value of `Seccomp:` in `/proc/PID/status` for a process with a filter.
 const SECCOMP_FILTERED: u32 = 2;
@@ -28,9 +28,6 @@ const NEEDED: [Capability; 7] = [
     (25, "CAP_SYS_TIME"),
 ];
 
-/// The machine's own user namespace (`USER_NS_INIT_INO` of linux/nsfs.h).
-const INITIAL_USER_NAMESPACE: &str = "user:[4026531837]";
-
 /// Returns the needed capabilities that are not in the effective set.
 pub(crate) fn missing(effective: u64) -> Vec<&'static str> {
     let absent = NEEDED.iter().filter(|(bit, _)| effective & (1 << bit) == 0);
@@ -44,28 +41,18 @@ pub(crate) fn is_filtered(status: &Status) -> bool {
     status.seccomp == Some(SECCOMP_FILTERED)
 }
 
-/// Returns true if this process is root in a user namespace only, as in a rootless container: the kernel requires
-/// privileges on the machine (`PTRACE_O_SUSPEND_SECCOMP` and others).
-pub(crate) fn is_in_user_namespace() -> bool {
-    let namespace = fs::read_link("/proc/self/ns/user");
-    namespace.is_ok_and(|name| name.as_os_str() != INITIAL_USER_NAMESPACE)
-}
-
-/// Warns at the start of a run about every missing privilege that will make its snapshots or restores fail.
-pub(crate) fn warn_of_missing() {
+/// Warns at the start of a run about every missing privilege that will make its snapshots or restores fail. A job that may
+/// run in a user namespace needs none.
+pub(crate) fn warn_of_missing(isolation: Isolation) {
     let Ok(status) = Process::myself().and_then(|process| process.status()) else {
         return;
     };
     let missing = missing(status.capeff);
-    if !missing.is_empty() {
+    let needs_them = matches!(isolation, Isolation::Namespaces | Isolation::None);
+    if needs_them && !missing.is_empty() {
         tracing::warn!(
             "snapshots or restores will fail here without {}: see `ckpt-run doctor`",
             missing.join(", ")
-        );
-    }
-    if is_in_user_namespace() {
-        tracing::warn!(
-            "snapshots or restores will fail in this user namespace: see `ckpt-run doctor`"
         );
     }
     if is_filtered(&status) {

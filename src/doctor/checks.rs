@@ -9,6 +9,7 @@ use std::thread;
 use nix::sched::CloneFlags;
 use serde::Serialize;
 
+use super::user_sandbox::UserSandbox;
 use super::{gpu_checks, host_checks, space_checks};
 use crate::criu::{CheckError, Criu, Search};
 
@@ -42,8 +43,8 @@ pub enum Status {
 /// Blocks for as long as CRIU takes to check the kernel, 40 seconds at most.
 #[must_use]
 pub fn examine(store: &Path, search: &Search) -> Vec<Check> {
-    let mut checks = host_checks::checks();
-    checks.extend(criu_checks(search));
+    let (mut checks, sandbox) = host_checks::checks();
+    checks.extend(criu_checks(search, sandbox.as_ref()));
     checks.extend(gpu_checks::gpu_checks());
     checks.extend(space_checks::checks(store));
     checks
@@ -86,7 +87,7 @@ impl Check {
     }
 }
 
-fn criu_checks(search: &Search) -> Vec<Check> {
+fn criu_checks(search: &Search, sandbox: Option<&UserSandbox>) -> Vec<Check> {
     const FOUND: &str = "criu";
     const CHECKED: &str = "criu check";
     let criu = match Criu::find(search) {
@@ -98,11 +99,17 @@ fn criu_checks(search: &Search) -> Vec<Check> {
     };
     let program = criu.argv().pop().unwrap_or_default();
     let found = format!("CRIU {} at {}", criu.version, program.display());
-    let checked = match checked_in_namespace(&criu) {
+    let answer = match sandbox {
+        Some(sandbox) => sandbox.check(&criu),
+        None => {
+            checked_in_namespace(&criu).map_err(|error| error.to_string() + &sources_of(&error))
+        }
+    };
+    let checked = match answer {
         Ok(()) => Check::ok(CHECKED, "kernel and privileges suffice"),
-        Err(error) => Check::problem(
+        Err(reason) => Check::problem(
             CHECKED,
-            error.to_string() + &sources_of(&error),
+            reason,
             "run as root; in a container with the options of `ckpt-run template docker`",
         ),
     };
@@ -162,7 +169,7 @@ mod tests {
             explicit: Some("/no/such/criu".into()),
             prefixes: vec![],
         };
-        let checks = criu_checks(&search);
+        let checks = criu_checks(&search, None);
         assert_eq!(checks.len(), 1);
         assert_eq!(checks[0].status, Status::Problem);
         assert!(checks[0].detail.contains("/no/such/criu"), "{checks:?}");

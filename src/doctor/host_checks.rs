@@ -13,8 +13,10 @@ use nix::sched::{CloneFlags, unshare};
 use procfs::process::{Process, Status as ProcessStatus};
 
 use super::checks::Check;
-use crate::doctor::capabilities::{is_filtered, is_in_user_namespace, missing};
+use super::user_sandbox::UserSandbox;
+use crate::doctor::capabilities::{is_filtered, missing};
 use crate::job::PacketLock;
+use crate::sandbox::is_in_user_namespace;
 
 /// The oldest kernel tried. Linux 5.9 added `CAP_CHECKPOINT_RESTORE` and with it the interfaces that CRIU 4 prefers.
 const OLDEST_KERNEL: (u8, u8) = (5, 9);
@@ -28,15 +30,20 @@ const PIPE_BYTES: u64 = 1 << 20;
 /// Value of `kernel.yama.ptrace_scope` that forbids tracing even to root.
 const PTRACE_FORBIDDEN: &str = "3";
 
-/// Runs all checks of this file.
-pub(crate) fn checks() -> Vec<Check> {
-    let mut checks = vec![kernel(), checkpoint_restore(), namespaces()];
+/// Remedy for what an ordinary user does not have.
+const WITHOUT_ROOT: &str =
+    "nothing need be done; the page \"Without root\" of the guide lists what root has beyond this";
+
+/// Runs all checks of this file. Returns the sandbox of an ordinary user as well, where jobs will have that.
+pub(super) fn checks() -> (Vec<Check>, Option<UserSandbox>) {
+    let (namespaces, sandbox) = namespaces();
+    let unprivileged = sandbox.is_some() || is_in_user_namespace();
+    let mut checks = vec![kernel(), checkpoint_restore(), namespaces];
     match Process::myself().and_then(|process| process.status()) {
         Ok(status) => {
             let scope = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope");
-            let user_namespace = is_in_user_namespace();
             let scope = scope.unwrap_or_default();
-            checks.push(privileges(status.capeff, scope.trim(), user_namespace));
+            checks.push(privileges(status.capeff, scope.trim(), unprivileged));
             checks.push(seccomp(&status));
         }
         Err(error) => {
@@ -44,9 +51,9 @@ pub(crate) fn checks() -> Vec<Check> {
             checks.push(Check::problem("privileges", detail, "mount /proc"));
         }
     }
-    checks.push(connections());
+    checks.push(connections(unprivileged));
     checks.push(pipes(&fs::read_to_string("/proc/sys/fs/pipe-max-size")));
-    checks
+    (checks, sandbox)
 }
 
 fn kernel() -> Check {
@@ -98,25 +105,46 @@ fn checkpoint_restore() -> Check {
 }
 
 /// Tries to create the namespaces: kernels, containers and security modules each have a way to refuse them.
-fn namespaces() -> Check {
+fn namespaces() -> (Check, Option<UserSandbox>) {
     const NAME: &str = "namespaces";
-    match thread::spawn(enter_and_run).join() {
-        Ok(Ok(())) => Check::ok(NAME, "PID and mount namespaces can be created"),
-        Ok(Err((step, error))) => Check::note(
-            NAME,
-            format!("cannot {step}: {error}"),
-            "run as root with CAP_SYS_ADMIN; without it, jobs run unisolated, and a restore fails if their PIDs are \
-             in use",
-        ),
-        Err(_) => Check::note(NAME, "the test was aborted", "report this as a bug"),
+    let (step, error) = match thread::spawn(enter_and_run).join() {
+        Ok(Ok(())) => {
+            let check = Check::ok(NAME, "PID and mount namespaces can be created");
+            return (check, None);
+        }
+        Ok(Err(refusal)) => refusal,
+        Err(_) => {
+            let check = Check::note(NAME, "the test was aborted", "report this as a bug");
+            return (check, None);
+        }
+    };
+    match UserSandbox::start() {
+        Ok(sandbox) => {
+            let detail = "PID and mount namespaces can be created in a user namespace";
+            (Check::ok(NAME, detail), Some(sandbox))
+        }
+        Err(forbidden) => {
+            let check = Check::note(
+                NAME,
+                format!("cannot {step}: {error}; {forbidden}"),
+                "run as root with CAP_SYS_ADMIN, or have user namespaces allowed; without them, jobs run unisolated, and \
+                 cannot be snapshotted",
+            );
+            (check, None)
+        }
     }
 }
 
 /// Tries the rules that hold packets back while connections are dumped or restored, for no connection.
-fn connections() -> Check {
+fn connections(unprivileged: bool) -> Check {
     const NAME: &str = "connections";
     match PacketLock::set(&[]) {
         Ok(_) => Check::ok(NAME, "packets of a job's connections can be blocked"),
+        Err(_) if unprivileged => Check::note(
+            NAME,
+            "a restored job finds its TCP connections closed (no privileges)",
+            WITHOUT_ROOT,
+        ),
         Err(error) => Check::note(
             NAME,
             format!("packets of a job's TCP connections cannot be blocked: {error}"),
@@ -161,22 +189,21 @@ pub(crate) fn enter(others: CloneFlags) -> Result<(), Refusal> {
         .map_err(because("mount /proc in a namespace"))
 }
 
-fn privileges(effective: u64, ptrace_scope: &str, in_user_namespace: bool) -> Check {
+fn privileges(effective: u64, ptrace_scope: &str, unprivileged: bool) -> Check {
     const NAME: &str = "privileges";
+    if ptrace_scope == PTRACE_FORBIDDEN {
+        let detail = "kernel.yama.ptrace_scope is 3: nobody may trace a process";
+        return Check::problem(NAME, detail, "set it to 2 or less; it takes a reboot");
+    }
+    if unprivileged {
+        let detail = "none on the machine: jobs run in a user namespace";
+        return Check::note(NAME, detail, WITHOUT_ROOT);
+    }
     let missing = missing(effective);
     if !missing.is_empty() {
         let list = missing.join(", ");
         let remedy = format!("run as root; in a container add {list}");
         return Check::problem(NAME, format!("missing {list}"), remedy);
-    }
-    if in_user_namespace {
-        let detail = "this is a user namespace, in which root has no privileges on the machine";
-        let remedy = "use a container that is not rootless, or `hostUsers: true` in Kubernetes";
-        return Check::problem(NAME, detail, remedy);
-    }
-    if ptrace_scope == PTRACE_FORBIDDEN {
-        let detail = "kernel.yama.ptrace_scope is 3: no process may be traced";
-        return Check::problem(NAME, detail, "set it to 2 or less; this requires a reboot");
     }
     Check::ok(NAME, "all needed capabilities")
 }
@@ -233,10 +260,11 @@ mod tests {
     }
 
     #[test]
-    fn all_capabilities_of_a_user_namespace_are_not_enough() {
-        let check = privileges(u64::MAX, "1", true);
-        assert_eq!(check.status, Status::Problem);
+    fn a_user_without_privileges_is_told_what_is_weaker() {
+        let check = privileges(0, "1", true);
+        assert_eq!(check.status, Status::Note);
         assert!(check.detail.contains("user namespace"), "{check:?}");
+        assert_eq!(privileges(0, "1", false).status, Status::Problem);
     }
 
     #[test]
@@ -264,7 +292,7 @@ mod tests {
         };
         let mounts = || fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
         let before = (namespaces_of_this(), mounts());
-        let check = namespaces();
+        let (check, _) = namespaces();
         assert_eq!((namespaces_of_this(), mounts()), before);
         if nix::unistd::geteuid().is_root() {
             assert_eq!(check.status, Status::Ok, "{check:?}");

@@ -8,6 +8,7 @@ pub(crate) mod config_check;
 mod gpu_checks;
 mod host_checks;
 pub(crate) mod space_checks;
+mod user_sandbox;
 
 pub use checks::{Check, Status, examine};
 pub use config_check::MissingParts;

@@ -3,13 +3,16 @@
 use std::collections::BTreeSet;
 use std::fs::Metadata;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use super::file_set::changed_ns;
 
 /// Limit on the scanned entries, about two seconds.
 const ENTRIES_MAX: usize = 1_000_000;
-/// Names of a store's entries (`store::format::store_folder`). Stores of other runs belong to no job.
+/// Permission bit of folders in which only owners remove and rename.
+const STICKY: u32 = 0o1000;
+/// Names of a store's own entries (`store::format::store_folder`): other runs' stores are nobody's files.
 const STORE_ENTRIES: [&str; 3] = ["format", "images", "packs"];
 
 /// A folder has more entries than the limit.
@@ -70,6 +73,7 @@ impl Scan<'_> {
     ) -> Result<(), TooMany> {
         let mut folders = vec![top.to_owned()];
         while let Some(folder) = folders.pop() {
+            let is_others = is_others_folder(&folder);
             for entry in folder.read_dir().into_iter().flatten().flatten() {
                 let path = entry.path();
                 let Ok(metadata) = entry.metadata() else {
@@ -80,7 +84,9 @@ impl Scan<'_> {
                     continue;
                 }
                 *left = left.checked_sub(1).ok_or_else(|| TooMany(top.to_owned()))?;
-                see(&path, &metadata);
+                if !(is_others && is_others_file(&path, &metadata)) {
+                    see(&path, &metadata);
+                }
                 if deep && metadata.is_dir() {
                     folders.push(path);
                 }
@@ -88,6 +94,23 @@ impl Scan<'_> {
         }
         Ok(())
     }
+}
+
+/// Returns true if neither this user nor a job of this user's can remove or rename what others have in the folder: it is
+/// sticky, as `/tmp`, or not the user's to write to.
+fn is_others_folder(folder: &Path) -> bool {
+    let us = rustix::process::geteuid();
+    let is_others = |about: Metadata| about.uid() != us.as_raw() && about.mode() & STICKY != 0;
+    !us.is_root()
+        && (folder.metadata().is_ok_and(is_others)
+            || rustix::fs::access(folder, rustix::fs::Access::WRITE_OK).is_err())
+}
+
+/// Returns true if the file is another user's, and this one cannot write to it.
+fn is_others_file(path: &Path, metadata: &Metadata) -> bool {
+    metadata.uid() != rustix::process::geteuid().as_raw()
+        && (metadata.is_symlink()
+            || rustix::fs::access(path, rustix::fs::Access::WRITE_OK).is_err())
 }
 
 /// Returns true for a socket, a named pipe or a device.

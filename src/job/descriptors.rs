@@ -75,9 +75,17 @@ impl Descriptors {
     }
 }
 
-fn list(pid: i32) -> Result<Vec<Descriptor>, ProcError> {
+/// Lists the descriptors of a process (a host pid).
+pub(super) fn list(pid: i32) -> Result<Vec<Descriptor>, ProcError> {
     let mut found = Vec::new();
-    for entry in fs::read_dir(format!("/proc/{pid}/fd"))? {
+    let entries = match fs::read_dir(format!("/proc/{pid}/fd")) {
+        // Without privileges the kernel does not say that a zombie has none.
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied && tree::is_zombie(pid) => {
+            return Ok(found);
+        }
+        entries => entries?,
+    };
+    for entry in entries {
         let link = match entry {
             Ok(entry) => entry.path(),
             // A zombie has no descriptors.

@@ -12,6 +12,8 @@ use nix::sys::stat::major;
 use procfs::ProcError;
 use procfs::process::{MMapPath, Process as ProcessEntry};
 
+use super::descriptors;
+use super::nodes::map_link;
 use super::tree::{self, Process, TreeError};
 
 /// List of drivers and their major numbers.
@@ -96,9 +98,8 @@ impl Search<'_> {
         let pid = process.host_pid;
         let entry = ProcessEntry::new(pid)?;
         let mut open = 0;
-        for descriptor in entry.fd()? {
-            let link = format!("/proc/{pid}/fd/{}", descriptor?.fd);
-            open += usize::from(self.is_device(Path::new(&link)));
+        for descriptor in descriptors::list(pid)? {
+            open += usize::from(self.is_device(&descriptor.link));
         }
         let mut mapped = 0;
         for map in tree::maps(pid)? {
@@ -107,7 +108,7 @@ impl Search<'_> {
             };
             let known = self.mapped.get(&(map.dev, map.inode)).copied();
             let is_device = known.unwrap_or_else(|| {
-                let is_device = self.is_device(&tree::map_link(pid, map.address));
+                let is_device = self.is_device(&map_link(pid, &map));
                 self.mapped.insert((map.dev, map.inode), is_device);
                 is_device
             });

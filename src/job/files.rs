@@ -16,6 +16,7 @@ use procfs::process::{MMPermissions, MMapPath};
 use serde::{Deserialize, Serialize};
 
 use super::descriptors::{Descriptor, Descriptors};
+use super::nodes::map_link;
 use super::obstacles::is_proc_file;
 use super::tree;
 use crate::{checked, path_text};
@@ -201,10 +202,10 @@ impl Found {
 
     fn collect_mapped(&mut self, pid: i32) -> Result<(), ProcError> {
         for map in tree::maps(pid)? {
-            let MMapPath::Path(mut path) = map.pathname else {
+            let MMapPath::Path(mut path) = map.pathname.clone() else {
                 continue;
             };
-            let link = || tree::map_link(pid, map.address);
+            let link = || map_link(pid, &map);
             if path.to_string_lossy().contains(char::REPLACEMENT_CHARACTER)
                 && let Ok(named) = fs::read_link(link())
             {

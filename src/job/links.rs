@@ -28,6 +28,7 @@ use crate::clock;
 
 use super::descriptors::Descriptors;
 use super::files::{LINK_PREFIX, OpenFile, is_deleted};
+use super::nodes::map_link;
 use super::rewind::error::{RewindError, system};
 use super::tree;
 use crate::safe_path::Spot;
@@ -264,8 +265,8 @@ fn renamed(open: &Descriptors) -> Vec<(PathBuf, Identity)> {
     let opened = opened.map(|one| (one.target.clone(), one.link.clone()));
     let maps = tree::maps(pid);
     let maps = maps.into_iter().flatten();
-    let mapped = maps.filter_map(|map| match map.pathname {
-        MMapPath::Path(path) => Some((path, tree::map_link(pid, map.address))),
+    let mapped = maps.filter_map(|map| match &map.pathname {
+        MMapPath::Path(path) => Some((path.clone(), map_link(pid, &map))),
         _ => None,
     });
     let lost = opened.chain(mapped).filter(|(path, _)| is_deleted(path));

@@ -5,6 +5,7 @@
 //! socket, folders that processes work in or have open, or named pipes. `remake` restores these.
 
 mod bound;
+mod mapped_files;
 mod remake;
 
 use std::collections::{BTreeMap, HashSet};
@@ -20,6 +21,7 @@ use super::descriptors::Descriptors;
 use super::files::{OpenFile, is_deleted};
 use crate::{checked, path_text};
 pub(super) use bound::Borrower;
+pub(super) use mapped_files::map_link;
 pub use remake::NodesError;
 pub(super) use remake::{missing, remake};
 

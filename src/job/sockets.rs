@@ -47,6 +47,9 @@ pub struct Sockets {
     /// Connections with data in transit or with a closed direction: local, remote.
     #[serde(default)]
     pub unsettled: Vec<(SocketAddr, SocketAddr)>,
+    /// The image has none of the connections: a restored job finds them closed.
+    #[serde(default)]
+    pub closed: bool,
 }
 
 /// Treatment of connections of other programs that the job has not accepted.
@@ -73,7 +76,17 @@ pub enum SocketsError {
     /// The job has a connection or a datagram that cannot be stored in an image.
     #[error(transparent)]
     Obstacle(#[from] Obstacle),
-    /// Packets cannot be dropped.
+    /// A connection that is to be kept cannot be saved.
+    #[error(
+        "the job's connection {local} to {remote} cannot be saved without privileges (needs CAP_NET_ADMIN over its network); run ckpt-run as root, or set network.tcp = \"close\", by which a restored job finds its connections closed"
+    )]
+    NotKept {
+        /// The job's address.
+        local: SocketAddr,
+        /// The address of the other end.
+        remote: SocketAddr,
+    },
+    /// Packets cannot be held back.
     #[error(
         "cannot hold back packets of the job's connections with data in transit (needs CAP_NET_ADMIN, and nftables in Linux 5.12 or newer)"
     )]
@@ -112,8 +125,27 @@ impl Sockets {
         Ok(table.sockets())
     }
 
-    /// Drops packets of the job's connections with itself while its processes are frozen and dumped. Returns `None` if
-    /// no data is in transit.
+    /// Leaves the connections out of the image: CRIU cannot save them.
+    ///
+    /// # Errors
+    /// [`SocketsError::NotKept`] if there is one and `wanted` says that connections have to be kept.
+    pub fn without_connections(mut self, wanted: bool) -> Result<Self, SocketsError> {
+        let first = self.outside.iter().chain(&self.connections).next();
+        match first {
+            Some((local, remote)) if wanted => Err(SocketsError::NotKept {
+                local: *local,
+                remote: *remote,
+            }),
+            Some(_) | None => {
+                self.closed = true;
+                self.unsettled.clear();
+                Ok(self)
+            }
+        }
+    }
+
+    /// Holds back the packets of connections of the job with itself, while its processes are frozen and dumped. Returns
+    /// `None` if nothing is on its way.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -188,6 +220,9 @@ impl Sockets {
     }
 
     fn claims(&self, closed: &Found) -> bool {
+        if self.closed {
+            return false;
+        }
         let Found { local, remote, .. } = closed;
         let ends = (*local, *remote);
         let known = [&self.connections, &self.outside, &self.unsettled];

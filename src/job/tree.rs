@@ -1,7 +1,7 @@
 //! The job's processes, read from `/proc`.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use nix::sys::signal::Signal;
 use procfs::FromBufRead;
@@ -118,6 +118,12 @@ pub(super) fn stat(pid: i32) -> Result<Stat, ProcError> {
     ProcessEntry::new(pid)?.stat()
 }
 
+/// Returns true if a process (a host pid) has exited and was not waited for.
+pub(super) fn is_zombie(pid: i32) -> bool {
+    let state = stat(pid).and_then(|stat| stat.state());
+    state.is_ok_and(|state| state == ProcState::Zombie)
+}
+
 /// Reads `/proc/PID/maps` of a process (a host pid). In names that are not UTF-8, the invalid bytes become U+FFFD;
 /// `/proc/PID/map_files` has the names' bytes.
 pub(super) fn maps(pid: i32) -> Result<MemoryMaps, ProcError> {
@@ -127,12 +133,6 @@ pub(super) fn maps(pid: i32) -> Result<MemoryMaps, ProcError> {
 /// Reads the mappings from `/proc/PID/smaps`, for which the kernel checks every page.
 pub(super) fn smaps(pid: i32) -> Result<MemoryMaps, ProcError> {
     mappings(&format!("/proc/{pid}/smaps"))
-}
-
-/// Returns the link to the file that a process (a host pid) has mapped at these addresses; it works even if the file's
-/// name has changed.
-pub(super) fn map_link(pid: i32, (from, to): (u64, u64)) -> PathBuf {
-    PathBuf::from(format!("/proc/{pid}/map_files/{from:x}-{to:x}"))
 }
 
 fn mappings(path: &str) -> Result<MemoryMaps, ProcError> {

@@ -105,8 +105,7 @@ const fn cuda(
 }
 
 const IO_URING: &str = "the job uses io_uring, which CRIU cannot dump";
-const HIDE_IO_URING: &str =
-    "start it with sandbox.io_uring = \"hide\", which is the default and takes CAP_SYS_ADMIN";
+const HIDE_IO_URING: &str = "start it with sandbox.io_uring = \"hide\", which is the default and takes root; without, turn it off in the program (UV_USE_IO_URING=0 for libuv)";
 const PUT_BACK: &str = "put the file back as it was at the snapshot, or restore an older image";
 const PID_TAKEN: &str = "a process id of the job is in use";
 const OWN_PIDS: &str = "run with isolation = \"namespaces\"";
@@ -137,6 +136,11 @@ pub static CAUSES: &[Cause] = &[
         &["Can't open file"],
         "a file that the job has open is gone",
         PUT_BACK,
+    ),
+    criu(
+        &["Can't open map_files"],
+        "a process of the job has mapped a file that was deleted or replaced, of which it has no descriptor, or what is no file",
+        "install nothing over files that a running job uses; end the processes that have it mapped, or run ckpt-run as root, which can save it",
     ),
     criu(&["anon_inode:[io_uring]"], IO_URING, HIDE_IO_URING),
     // Since Linux 6.7 such a descriptor cannot be sent through a socket (EINVAL); CRIU gets all descriptors that way.
@@ -229,7 +233,7 @@ pub static CAUSES: &[Cause] = &[
     criu(
         &["fsnotify: ", "Can't dump that handle"],
         "the job watches a file that no path leads to (inotify, fanotify)",
-        "let it end the watch of a deleted file, or of one below another mount",
+        "let it end the watch of a deleted file, or of one below another mount; without root, all watches",
     ),
     criu(
         &["Unaccessible path opened"],

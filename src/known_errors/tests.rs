@@ -124,6 +124,10 @@ const LINES: &[(&str, &str)] = &[
         "memfd_secret",
     ),
     (
+        "Error (criu/proc_parse.c:512): Can't open map_files: Input/output error",
+        "deleted or replaced",
+    ),
+    (
         "Error (criu/files-ext.c:94): Can't dump file 3 of that type [20600] (chr 10:183)",
         "a file open that CRIU cannot",
     ),

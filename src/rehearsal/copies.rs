@@ -8,6 +8,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::statvfs::statvfs;
@@ -21,6 +22,7 @@ use super::trial::{FOLDER_PREFIX, file_error};
 use crate::history::counted;
 use crate::mount_table::Mount;
 use crate::run::size;
+use crate::sandbox;
 
 /// Disk space that a copy must leave free, for the files that the job writes.
 const FREE_BYTES_MIN: u64 = 1 << 30;
@@ -192,7 +194,10 @@ fn mount_in(folder: &Path) -> Option<PathBuf> {
 
 /// Enters a mount namespace that still receives the machine's mounts.
 fn enter_namespace() -> nix::Result<()> {
-    unshare(CloneFlags::CLONE_NEWNS)?;
+    match unshare(CloneFlags::CLONE_NEWNS) {
+        Err(Errno::EPERM) => sandbox::enter_user_namespace(CloneFlags::CLONE_NEWNS)?,
+        other => other?,
+    }
     let none = None::<&str>;
     mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_SLAVE, none)
 }

@@ -320,7 +320,9 @@ fn for_trial(settings: &Loaded, store: &Path, after_crash: AfterCrash) -> Loaded
         store.to_string_lossy(),
         settings.config.retention.keep_last.max(2).to_string(),
     );
+    let exclude = exclude(settings, Path::new(store.as_ref()));
     let own = [
+        ("files.exclude", exclude.as_str()),
         ("store", store.as_ref()),
         ("retention.keep_last", &keep_last),
         ("restart.policy", policy),
@@ -337,6 +339,18 @@ fn for_trial(settings: &Loaded, store: &Path, after_crash: AfterCrash) -> Loaded
     settings
         .with(&own)
         .expect("the settings of a trial are valid")
+}
+
+/// Returns the user's patterns of files that are never put back, and one for the trial's own, beside its store: not everywhere
+/// is it known who writes a file. The list is a text with commas.
+fn exclude(settings: &Loaded, store: &Path) -> String {
+    let mut patterns = settings.config.files.exclude.clone();
+    let folder = store.parent().unwrap_or(store).to_string_lossy();
+    patterns.push(globset::escape(&folder));
+    if patterns.iter().any(|pattern| pattern.contains(',')) {
+        patterns.pop();
+    }
+    patterns.join(",")
 }
 
 /// Creates the folder of a trial: in `parent`, or else beside the store, so that the images are on the same disk as real
@@ -430,10 +444,11 @@ mod tests {
             "[snapshot]\ncron = '@daily'\n[files]\nkeep_content = '4711B'\n[log]\nevents = '/events'\n\
              [metrics]\ntextfile = '/x.prom'\n[hooks]\non_hang = 'notify'\n[hang]\noutput = '1m'",
         );
-        let trial = for_trial(&users, Path::new("/t"), AfterCrash::Restore);
+        let trial = for_trial(&users, Path::new("/t/store"), AfterCrash::Restore);
         let settings = &trial.config;
         assert_eq!(settings.files.keep_content, 4711);
-        assert_eq!(settings.store, Path::new("/t"));
+        assert_eq!(settings.store, Path::new("/t/store"));
+        assert!(settings.files.exclude.contains(&"/t".to_owned()));
         assert_eq!(settings.snapshot.cron, None);
         assert_eq!(
             (&settings.log.events, &settings.metrics),

@@ -22,6 +22,11 @@ pub enum RestoreError {
     /// The image's facts are not valid.
     #[error("cannot read the image's facts")]
     Facts(#[source] serde_json::Error),
+    /// The image's processes have ids that this user cannot give them. Nothing was changed.
+    #[error(
+        "cannot restore an image of user {0}, made without privileges: only that user can; run ckpt-run as that user (sudo -u '#{0}')"
+    )]
+    OtherUser(u32),
     /// The image contains GPU state that this machine cannot accept. Nothing was changed.
     #[error("cannot restore GPU state")]
     Gpu(#[from] Refusal),

@@ -12,7 +12,7 @@ use crate::criu::{PluginVariable, Question, plugin_follows_no_links};
 use crate::job::{self, Expected};
 use crate::run::image_facts::ImageFacts;
 use crate::run::run_context::RunContext;
-use crate::sandbox::{Isolation, Sandbox};
+use crate::sandbox::Sandbox;
 
 /// Work before the restored tasks run.
 pub(super) struct Landing<'a> {
@@ -46,8 +46,8 @@ impl<'a> Landing<'a> {
     /// Returns the variables that make CRIU's plugin refuse links and ask before the tasks run.
     pub fn environment(&self) -> Result<Vec<PluginVariable>, RestoreError> {
         let mut variables = vec![self.question.variable()];
-        // Without a separate mount namespace, the machine's mounts would change.
-        let is_own = self.sandbox.isolation() == Isolation::Namespaces;
+        // Without a namespace of its own, the machine's mounts would change.
+        let is_own = self.sandbox.isolation().has_namespaces();
         let needs_no_links = self.expected.as_ref().is_some_and(Expected::needs_no_links);
         if is_own && needs_no_links {
             let protected = plugin_follows_no_links(self.sandbox.pid());

@@ -18,6 +18,8 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
+use nix::unistd::geteuid;
+
 use crate::clock;
 use crate::config;
 use crate::criu::{
@@ -71,6 +73,11 @@ pub(crate) fn examine(
     let image = context.store.read(id)?.with_buffer(buffer);
     let facts: ImageFacts =
         serde_json::from_slice(&image.manifest().meta).map_err(RestoreError::Facts)?;
+    if let Some(user) = facts.namespace_of
+        && user != geteuid().as_raw()
+    {
+        return Err(RestoreError::OtherUser(user));
+    }
     let look = |cuda_facts| gpu_resume::examine(context, standby, id, cuda_facts);
     let gpus = facts.cuda.as_ref().map(look).transpose()?.flatten();
     bundled_files::put_back(&image, &facts).map_err(RestoreError::Prepare)?;
@@ -162,7 +169,9 @@ pub(crate) fn bring_back(
         })?;
         locked(streams).keep();
         let resume = || {
-            if context.config.network.tcp == config::Tcp::Close {
+            if tcp(context, &facts) == Tcp::Established
+                && context.config.network.tcp == config::Tcp::Close
+            {
                 facts.sockets.abort_outside()?;
             }
             locked(streams).open();
@@ -351,6 +360,7 @@ fn run_criu(
         log_level: context.config.criu.log_level,
         tcp,
         asks: lock.is_some(),
+        unprivileged: sandbox.is_unprivileged(),
         inherited: &inherited,
     }));
     let landing = Landing::prepare(context, sandbox, facts, sockets.path())?;
@@ -432,6 +442,9 @@ fn wait(run: &ToolRun<'_>, image: &ImageReader, limit: Duration) -> Result<Ended
 /// Returns CRIU's mode for TCP connections, which applies to all of them. If connections within the job and to other
 /// programs exist, the latter are aborted later.
 fn tcp(context: &RunContext, facts: &ImageFacts) -> Tcp {
+    if facts.sockets.closed {
+        return Tcp::Closed;
+    }
     match context.config.network.tcp {
         config::Tcp::Close if facts.sockets.are_outside_only() => Tcp::Closed,
         config::Tcp::Close | config::Tcp::Keep => Tcp::Established,

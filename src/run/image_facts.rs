@@ -99,6 +99,9 @@ pub struct ImageFacts {
     pub pids: JobPids,
     /// True if the job has separate namespaces.
     pub isolated: bool,
+    /// The user whose namespace the job had; `None` if it had none of its own.
+    #[serde(default)]
+    pub namespace_of: Option<u32>,
     /// The CUDA part, if there is one.
     pub cuda: Option<CudaFacts>,
     /// Token that names the job's agents; `None` in images made before there were agents.
@@ -135,7 +138,9 @@ impl ImageFacts {
     /// Returns the isolation of the sandbox that the image needs.
     #[must_use]
     pub fn isolation(&self) -> Isolation {
-        if self.isolated {
+        if self.namespace_of.is_some() {
+            Isolation::User
+        } else if self.isolated {
             Isolation::Namespaces
         } else {
             Isolation::None

@@ -21,7 +21,7 @@ use crate::config::{self, Config, Memory, Watch};
 use crate::criu::{self, Criu};
 use crate::cuda;
 use crate::files::{self, Choice, JobFiles, LOG_DESCRIPTOR, OnLost, WATCHER_ARGUMENT};
-use crate::sandbox::{Isolation, JobUser, Sandbox, ToolCommand};
+use crate::sandbox::{JobUser, Sandbox, ToolCommand};
 use crate::store::fs::durable::{self, DurableError};
 use crate::store::{ImageId, Store, StoreLock};
 
@@ -171,11 +171,12 @@ impl RunContext {
         }
     }
 
-    /// Makes a process in the sandbox watch the files that the job writes, unless the settings disable that or there
-    /// are no namespaces: then snapshots scan for changes.
+    /// Makes a process in the sandbox watch the files that the job writes, unless the settings disable that, there are
+    /// no namespaces, or the kernel reports nothing in them: then snapshots scan for changes.
     pub fn watch(&self, sandbox: &Sandbox) {
         self.files.drop_watcher();
-        if sandbox.isolation() == Isolation::None || self.config.files.watch == Watch::Off {
+        let can_watch = sandbox.isolation().has_namespaces() && !sandbox.is_unprivileged();
+        if !can_watch || self.config.files.watch == Watch::Off {
             return;
         }
         if let Err(error) = self.try_watch(sandbox) {

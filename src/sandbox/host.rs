@@ -20,7 +20,8 @@ use super::Isolation;
 use super::callers_signals::CallersSignals;
 use super::io_uring::IoUring;
 use super::protocol::{Credentials, Ended, Event, Request, ToolCommand, receive, send};
-use super::spawn::{SpawnError, spawn};
+use super::spawn::{SpawnError, privilege_missing, spawn};
+use super::user_namespace::is_in_user_namespace;
 use crate::sync::locked;
 
 /// Reasons why a request to the sandbox failed.
@@ -90,6 +91,11 @@ impl Sandbox {
                 let _ = kill(pid, Signal::SIGKILL);
                 let _ = waitpid(pid, None);
                 return Err(match failed {
+                    Ok(Some((Event::Failed { operation, errno }, _)))
+                        if isolation == Isolation::User && privilege_missing(errno) =>
+                    {
+                        SpawnError::forbidden(operation, io::Error::from_raw_os_error(errno)).into()
+                    }
                     Ok(Some((Event::Failed { operation, errno }, _))) => SandboxError::Step {
                         operation,
                         source: io::Error::from_raw_os_error(errno),
@@ -131,7 +137,7 @@ impl Sandbox {
     /// The file by which the machine gets a new one of the sandbox's terminals; `None` where they are the machine's.
     #[must_use]
     pub fn terminal_maker(&self) -> Option<PathBuf> {
-        let isolated = self.isolation == Isolation::Namespaces;
+        let isolated = self.isolation.has_namespaces();
         isolated.then(|| format!("/proc/{}/root/dev/pts/ptmx", self.pid).into())
     }
 
@@ -141,8 +147,19 @@ impl Sandbox {
         self.isolation
     }
 
-    /// Starts the job, in the terminal that its stdout is, if it is one; [`Event::Started`], [`Event::NotStarted`] or
-    /// [`Event::Failed`] follows.
+    /// Returns true if CRIU can restore the job's TCP connections: it has `CAP_NET_ADMIN` over their network.
+    #[must_use]
+    pub fn keeps_connections(&self) -> bool {
+        self.isolation != Isolation::User
+    }
+
+    /// Returns true if CRIU has no privileges on the machine in here, only over the job.
+    #[must_use]
+    pub fn is_unprivileged(&self) -> bool {
+        self.isolation == Isolation::User || is_in_user_namespace()
+    }
+
+    /// Starts the job, in the terminal that its stdout is, if it is one; [`Event::Started`], [`Event::NotStarted`] or [`Event::Failed`] follows.
     ///
     /// # Errors
     /// Pid 1 cannot be reached.
@@ -219,10 +236,10 @@ impl Sandbox {
     pub fn kill(&self) {
         // A sandbox that is gone is what was wanted.
         match self.isolation {
-            Isolation::Namespaces
+            Isolation::Namespaces | Isolation::User
                 if self.watched.load(Ordering::Relaxed) && self.say(&Request::End, &[]).is_ok() => {
             }
-            Isolation::Namespaces => {
+            Isolation::Namespaces | Isolation::User => {
                 let reaped = locked(&self.reaped);
                 if !*reaped {
                     let _ = kill(self.pid, Signal::SIGKILL);

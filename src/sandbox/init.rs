@@ -26,17 +26,18 @@ use nix::unistd::{Pid, setsid};
 
 use super::protocol::{Ended, Event, JobPids, Request, ToolCommand, receive, send};
 use super::spawn::CONTROL_DESCRIPTOR;
+use super::user_namespace::{map_user, user_of};
 use super::{descendants, root};
 
 /// Device that creates new terminals.
 const MAKER: &str = "/dev/ptmx";
 
-/// Runs pid 1 until the supervisor is gone. `mode` is `namespaces` or `none`.
+/// Runs pid 1 until the supervisor is gone. `mode` is `namespaces`, `user UID GID` or `none`.
 #[must_use]
 pub fn main(mode: &str) -> ExitCode {
     let control = take_control();
-    let isolated = mode == "namespaces";
-    let result = Init::set_up(control, isolated).and_then(Init::run);
+    let isolated = mode != "none";
+    let result = Init::set_up(control, isolated, user_of(mode)).and_then(Init::run);
     if !isolated {
         // Without a PID namespace, only this call prevents the job from outliving the supervisor.
         descendants::kill_all();
@@ -59,6 +60,8 @@ struct Init {
     control: UnixStream,
     children: SignalFd,
     isolated: bool,
+    /// All of this has a user namespace of its own.
+    in_user_namespace: bool,
     job: Option<JobPids>,
     tools: HashMap<Pid, Option<JobPids>>,
     /// The watcher, which exits after the job.
@@ -68,7 +71,7 @@ struct Init {
 }
 
 impl Init {
-    fn set_up(control: UnixStream, isolated: bool) -> io::Result<Self> {
+    fn set_up(control: UnixStream, isolated: bool, user: Option<(u32, u32)>) -> io::Result<Self> {
         let attempt = || -> Result<SignalFd, (&str, io::Error)> {
             let step =
                 |operation, result: io::Result<()>| result.map_err(|error| (operation, error));
@@ -77,11 +80,14 @@ impl Init {
                 "start a session",
                 setsid().map(drop).map_err(io::Error::from),
             )?;
+            if let Some(user) = user {
+                step("map the user into a user namespace", map_user(user))?;
+            }
             if isolated {
                 step("make the mounts private", slave_mounts())?;
                 step("mount /proc", mount_proc())?;
                 // Without them the job has the machine's.
-                let _ = mount_terminals();
+                let _ = mount_terminals(user.is_some());
             } else {
                 step(
                     "adopt orphans",
@@ -105,6 +111,7 @@ impl Init {
                     control,
                     children,
                     isolated,
+                    in_user_namespace: user.is_some(),
                     job: None,
                     tools: HashMap::new(),
                     watcher: None,
@@ -201,7 +208,7 @@ impl Init {
         if self.isolated {
             go_on_after(draw_pid()? - 1)?;
         }
-        match root::start(job, stdio, self.isolated) {
+        match root::start(job, stdio, self.isolated, self.in_user_namespace) {
             Ok(pids) => {
                 self.job = Some(pids);
                 Ok(Event::Started(pids))
@@ -410,12 +417,15 @@ fn mount_proc() -> io::Result<()> {
     Ok(())
 }
 
-/// Terminals of the job's own: CRIU gives them back their numbers, which are free in a sandbox whatever the machine's
-/// are.
-fn mount_terminals() -> io::Result<()> {
+/// Terminals of the job's own: CRIU gives them back their numbers, which are free in a sandbox whatever the machine's are.
+fn mount_terminals(in_user_namespace: bool) -> io::Result<()> {
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NOEXEC;
-    // 5 is the group "tty" everywhere.
-    let options = "newinstance,ptmxmode=0666,mode=0620,gid=5";
+    // 5 is the group "tty" everywhere. It has no number in a user namespace.
+    let options = if in_user_namespace {
+        "newinstance,ptmxmode=0666,mode=0620"
+    } else {
+        "newinstance,ptmxmode=0666,mode=0620,gid=5"
+    };
     mount(
         Some("devpts"),
         "/dev/pts",

@@ -14,12 +14,14 @@
 //! of tools: the supervisor passes command lines. A kill of pid 1 ends every process in the sandbox, and pid 1 exits
 //! with the supervisor (`PDEATHSIG` and the end of the control socket).
 //!
-//! Without the privilege for namespaces the same process runs as a plain child
+//! An ordinary user's sandbox has a user namespace as well, in which CRIU has the rights that it needs
+//! ([`Isolation::User`]). Where namespaces are not to be had the same process runs as a plain child
 //! ([`Isolation::None`]) and adopts orphans as a subreaper; when its control socket
 //! ends it kills them all before it goes.
 
 mod callers_signals;
 mod descendants;
+mod forbidden;
 #[cfg(any(fuzzing, test))]
 pub(crate) mod fuzz_sandbox;
 mod host;
@@ -30,8 +32,10 @@ mod mounts;
 mod protocol;
 mod root;
 mod spawn;
+mod user_namespace;
 
 pub use callers_signals::await_children;
+pub use forbidden::Forbidden;
 pub use host::{Sandbox, SandboxError, ToolRun};
 pub use init::main as init_main;
 pub use io_uring::IoUring;
@@ -39,6 +43,7 @@ pub use job_user::{JobUser, UserError};
 pub use mounts::own_mount;
 pub use protocol::{Credentials, Ended, Event, JobPids, ToolCommand};
 pub use spawn::{SpawnError, privilege_missing, raise_descriptor_limit, with_job_descriptor_limit};
+pub use user_namespace::{enter_user_namespace, is_in_user_namespace};
 
 /// First argument that makes the binary pid 1 of a sandbox.
 pub const INIT_ARGUMENT: &str = "__sandbox";
@@ -48,6 +53,19 @@ pub const INIT_ARGUMENT: &str = "__sandbox";
 pub enum Isolation {
     /// Own PID, mount and IPC namespace.
     Namespaces,
+    /// The same namespaces in a user namespace: needs no privilege.
+    User,
     /// A plain child: restores only while its pids are free on the host.
     None,
+}
+
+impl Isolation {
+    /// Returns true if the job has namespaces of its own.
+    #[must_use]
+    pub fn has_namespaces(self) -> bool {
+        match self {
+            Self::Namespaces | Self::User => true,
+            Self::None => false,
+        }
+    }
 }

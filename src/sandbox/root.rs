@@ -33,6 +33,7 @@ use rustix::termios::isatty;
 use super::callers_signals::CallersSignals;
 use super::io_uring::IoUring;
 use super::protocol::{Credentials, JobPids};
+use super::user_namespace::drop_rights;
 
 /// Exit code if the job's program does not exist (as in a shell).
 const NOT_FOUND: i32 = 127;
@@ -57,13 +58,15 @@ pub(super) fn start(
     job: &JobCommand<'_>,
     stdio: [OwnedFd; 3],
     isolated: bool,
+    in_user_namespace: bool,
 ) -> io::Result<JobPids> {
     let (answer, answer_to) = pipe2(OFlag::O_CLOEXEC)?;
     // SAFETY: this process has one thread, so the child may go on as an ordinary program.
     match unsafe { fork() }? {
         ForkResult::Child => {
             drop(answer);
-            run(job, stdio, isolated, answer_to)
+            let prepared = prepare(isolated, in_user_namespace);
+            run(job, stdio, prepared, answer_to)
         }
         ForkResult::Parent { child } => {
             drop((stdio, answer_to));
@@ -85,8 +88,13 @@ pub(super) fn start(
     }
 }
 
-fn run(job: &JobCommand<'_>, stdio: [OwnedFd; 3], isolated: bool, answer_to: OwnedFd) -> ! {
-    let started = prepare(isolated).and_then(|()| spawn_job(job, stdio));
+fn run(
+    job: &JobCommand<'_>,
+    stdio: [OwnedFd; 3],
+    prepared: io::Result<()>,
+    answer_to: OwnedFd,
+) -> ! {
+    let started = prepared.and_then(|()| spawn_job(job, stdio));
     let (text, failed_with) = match &started {
         Ok(pid) => (format!("pid {pid}"), None),
         Err(error) => {
@@ -113,7 +121,7 @@ fn run(job: &JobCommand<'_>, stdio: [OwnedFd; 3], isolated: bool, answer_to: Own
     }
 }
 
-fn prepare(isolated: bool) -> io::Result<()> {
+fn prepare(isolated: bool, in_user_namespace: bool) -> io::Result<()> {
     if isolated {
         // CRIU saves System V memory, semaphores and queues only with an IPC namespace that is not its own.
         unshare(CloneFlags::CLONE_NEWIPC)?;
@@ -122,6 +130,9 @@ fn prepare(isolated: bool) -> io::Result<()> {
     setsid()?;
     prctl::set_child_subreaper(true)?;
     sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::empty()), None)?;
+    if in_user_namespace {
+        drop_rights()?;
+    }
     Ok(())
 }
 

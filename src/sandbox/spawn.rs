@@ -7,7 +7,7 @@
 //! The caller must be a thread that exists as long as the run: the kernel sends the parent-death signal when the
 //! *thread* that called `clone` exits.
 
-use std::ffi::{CString, OsStr};
+use std::ffi::{CString, OsStr, OsString};
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -22,9 +22,9 @@ use nix::errno::Errno;
 use nix::libc;
 use nix::sched::CloneFlags;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use nix::unistd::Pid;
+use nix::unistd::{Pid, getegid, geteuid};
 
-use super::{INIT_ARGUMENT, Isolation};
+use super::{Forbidden, INIT_ARGUMENT, Isolation, user_namespace};
 
 /// Size of the cloned child's stack until its `execve`.
 const CHILD_STACK_BYTES: usize = 64 << 10;
@@ -39,9 +39,30 @@ pub enum SpawnError {
     /// The kernel does not let us make namespaces.
     #[error("cannot create PID and mount namespaces (needs CAP_SYS_ADMIN)")]
     NotPermitted(#[source] io::Error),
+    /// The kernel does not let us make a user namespace, or use it.
+    #[error("cannot create namespaces without privileges ({step}): {forbidden}")]
+    UserNamespace {
+        /// The step that was refused.
+        step: String,
+        /// Cause of the refusal.
+        forbidden: Forbidden,
+        /// The kernel's answer.
+        source: io::Error,
+    },
     /// Another system call failed.
     #[error("cannot start the sandbox process")]
     System(#[source] io::Error),
+}
+
+impl SpawnError {
+    pub(super) fn forbidden(step: String, source: io::Error) -> Self {
+        let forbidden = Forbidden::find(&source, step.starts_with("mount"));
+        Self::UserNamespace {
+            step,
+            forbidden,
+            source,
+        }
+    }
 }
 
 /// The limit of open descriptors that the job gets: what we were started with.
@@ -94,14 +115,10 @@ pub(super) fn spawn(
 ) -> Result<(Pid, UnixStream), SpawnError> {
     let (ours, theirs) = UnixStream::pair().map_err(SpawnError::System)?;
     let path = c_string(program.as_os_str())?;
-    let mode = match isolation {
-        Isolation::Namespaces => "namespaces",
-        Isolation::None => "none",
-    };
     let arguments = [
         path.clone(),
         c_string(OsStr::new(INIT_ARGUMENT))?,
-        c_string(OsStr::new(mode))?,
+        c_string(&mode_of(isolation))?,
     ];
     let variables = environment
         .iter()
@@ -117,19 +134,41 @@ pub(super) fn spawn(
     let socket = theirs.as_raw_fd();
 
     // Without a namespace pid 1 must live on after us, to kill the job: it sees the socket's end.
-    let (flags, dies_with_us) = match isolation {
-        Isolation::Namespaces => (CloneFlags::CLONE_NEWPID | CloneFlags::CLONE_NEWNS, true),
-        Isolation::None => (CloneFlags::empty(), false),
+    let dies_with_us = isolation.has_namespaces();
+    let own = CloneFlags::CLONE_NEWPID | CloneFlags::CLONE_NEWNS;
+    let flags = match isolation {
+        Isolation::Namespaces => own,
+        Isolation::User => own | CloneFlags::CLONE_NEWUSER,
+        Isolation::None => CloneFlags::empty(),
     };
+    let keeps_rights = isolation == Isolation::User;
     let mut stack = vec![0u8; CHILD_STACK_BYTES];
-    let child = Box::new(|| become_init(dies_with_us, socket, &path, &argv, &envp));
+    let child = Box::new(|| {
+        if keeps_rights {
+            user_namespace::keep_rights();
+        }
+        become_init(dies_with_us, socket, &path, &argv, &envp)
+    });
     // SAFETY: without CLONE_VM the child runs on its own copy of the stack; `become_init` makes only
     // async-signal-safe calls and does not allocate.
     let pid = unsafe { nix::sched::clone(child, &mut stack, flags, Some(libc::SIGCHLD)) };
     match pid {
         Ok(pid) => Ok((pid, ours)),
+        Err(errno) if isolation == Isolation::User => Err(SpawnError::forbidden(
+            "create a user namespace".to_owned(),
+            errno.into(),
+        )),
         Err(Errno::EPERM) => Err(SpawnError::NotPermitted(Errno::EPERM.into())),
         Err(errno) => Err(SpawnError::System(errno.into())),
+    }
+}
+
+/// Returns the argument that tells pid 1 its isolation; for a user namespace with the ids that it begins with.
+fn mode_of(isolation: Isolation) -> OsString {
+    match isolation {
+        Isolation::Namespaces => "namespaces".into(),
+        Isolation::User => format!("user {} {}", geteuid(), getegid()).into(),
+        Isolation::None => "none".into(),
     }
 }
 

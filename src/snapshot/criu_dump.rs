@@ -16,7 +16,7 @@ use super::take_snapshot::Subject;
 use crate::clock;
 use crate::config;
 use crate::criu::{
-    Capture, CaptureError, Captured, DumpOptions, Unaccepted, asks_at_dump, dump_arguments,
+    Capture, CaptureError, Captured, DumpOptions, Tcp, Unaccepted, asks_at_dump, dump_arguments,
     plugin_interposes, plugin_takes, reports_passing,
 };
 use crate::job::{self, TreeError};
@@ -103,6 +103,12 @@ impl<'a> CriuDump<'a> {
                 config::Tcp::Close => Unaccepted::LeftOut,
                 config::Tcp::Keep => Unaccepted::Refused,
             },
+            tcp: if job.sandbox.keeps_connections() {
+                Tcp::Established
+            } else {
+                Tcp::Closed
+            },
+            unprivileged: job.sandbox.is_unprivileged(),
         }));
         let interposes = plugin_interposes(&context.libdir(), sockets);
         let tool = ToolCommand {

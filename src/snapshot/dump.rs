@@ -221,7 +221,7 @@ impl<'a> Dump<'a> {
     fn still_network(&self) -> Result<Vec<Descriptors>, SnapshotError> {
         let processes = job::tree(self.root)?;
         let open = Descriptors::of_all(&processes)?;
-        let sockets = job::Sockets::record(&open, backlog(self.context()))?;
+        let sockets = sockets(self.subject, &open)?;
         let lock = sockets.hold_for_dump()?;
         *locked(&self.network) = Some(Network {
             sockets,
@@ -326,8 +326,21 @@ pub(super) fn refuse_obstacles(
     }
 }
 
+/// Records the job's sockets among `open`.
+pub(super) fn sockets(
+    Subject { context, job, .. }: Subject<'_>,
+    open: &[Descriptors],
+) -> Result<job::Sockets, job::SocketsError> {
+    let sockets = job::Sockets::record(open, backlog(context))?;
+    if job.sandbox.keeps_connections() {
+        Ok(sockets)
+    } else {
+        sockets.without_connections(context.config.network.tcp == config::Tcp::Keep)
+    }
+}
+
 /// Returns the treatment of incoming connections that the job has not accepted.
-pub(super) fn backlog(context: &RunContext) -> job::Backlog {
+fn backlog(context: &RunContext) -> job::Backlog {
     match context.config.network.tcp {
         config::Tcp::Close => job::Backlog::Dropped,
         config::Tcp::Keep => job::Backlog::Refused,

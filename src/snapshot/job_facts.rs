@@ -123,7 +123,9 @@ impl Recorded {
             processes: self.processes.len(),
             process_tree: self.accounts,
             pids: job.pids,
-            isolated: job.sandbox.isolation() == Isolation::Namespaces,
+            isolated: job.sandbox.isolation().has_namespaces(),
+            namespace_of: (job.sandbox.isolation() == Isolation::User)
+                .then(|| nix::unistd::geteuid().as_raw()),
             cuda,
             streams: self.streams,
             files: self.opened.files,

@@ -35,7 +35,7 @@ use crate::run::progress::{Step, Work};
 use crate::run::run_context::RunContext;
 use crate::run::run_state::RunState;
 use crate::run::running_job::{Job, SharedStreams};
-use crate::sandbox::{self, Isolation};
+use crate::sandbox;
 use crate::store::{ImageId, ImageWriter, WriteOptions};
 
 /// Number of cores that the freeze may need: for CRIU, for the threads that copy its largest file, and for the driver.
@@ -149,7 +149,7 @@ fn attempt(
     }
     let open = Descriptors::of_present(&processes);
     dump::refuse_obstacles(job, &processes, &open, When::Ahead)?;
-    look_at_sockets(context, &open)?;
+    look_at_sockets(subject, &open)?;
     job.own_activity.begins(job::cpu_time(&processes));
     let mut gpu = Gpu::of(context, &processes)?;
     inherited_devices::check_newcomers(&processes, gpu.as_ref().map_or(&[], Gpu::users))?;
@@ -201,9 +201,10 @@ fn attempt(
 
 /// Refuses a job with sockets in a state that no image can hold, before it is frozen. Their state is checked again when
 /// the job is frozen.
-fn look_at_sockets(context: &RunContext, open: &[Descriptors]) -> Result<(), SnapshotError> {
-    match job::Sockets::record(open, dump::backlog(context)) {
+fn look_at_sockets(subject: Subject<'_>, open: &[Descriptors]) -> Result<(), SnapshotError> {
+    match dump::sockets(subject, open) {
         Err(job::SocketsError::Obstacle(obstacle)) => Err(obstacle.into()),
+        Err(error @ job::SocketsError::NotKept { .. }) => Err(error.into()),
         // A process may exit at any moment.
         Ok(_) | Err(_) => Ok(()),
     }
@@ -211,7 +212,7 @@ fn look_at_sockets(context: &RunContext, open: &[Descriptors]) -> Result<(), Sna
 
 /// Returns a mount point of a file system that the job has mounted itself.
 fn own_mount(job: &Job) -> Option<PathBuf> {
-    if job.sandbox.isolation() == Isolation::None {
+    if !job.sandbox.isolation().has_namespaces() {
         return None;
     }
     // A sandbox that has exited has no job to snapshot; the next step reports that.

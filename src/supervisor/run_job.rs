@@ -110,7 +110,7 @@ pub fn run(options: RunOptions) -> Result<u8, RunError> {
         tracing::info!(store = %store.path().display(), "this run has finished already; --fresh begins anew");
         return Ok(0);
     };
-    capabilities::warn_of_missing();
+    capabilities::warn_of_missing(config.isolation);
     let pairs = gpu_map.pairs().iter();
     let gpu_map = pairs.map(|pair| (pair.old.to_string(), pair.new.to_string()));
     let moved = Moved {

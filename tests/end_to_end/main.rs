@@ -24,3 +24,4 @@ mod setup_scripts;
 mod tree;
 mod trust;
 mod tty;
+mod unprivileged;

@@ -54,7 +54,7 @@ fn refusals_name_file_line_key_and_a_way_out() {
         ),
         (
             "isolation = 'ful'",
-            "ckpt-run.toml:1: isolation: unknown variant `ful`, expected one of `auto`, `namespaces`, `none`",
+            "ckpt-run.toml:1: isolation: unknown variant `ful`, expected one of `auto`, `namespaces`, `user`, `none`",
         ),
         (
             "[snapshot]\ncron = '* * *'",

@@ -9,6 +9,7 @@
 
 use std::fs;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
@@ -48,11 +49,20 @@ impl Borrower {
     /// Returns the file of a bound unix socket; `None` for other sockets, and if the file was removed or renamed.
     pub fn bound_path(&self, number: RawFd) -> Option<PathBuf> {
         let socket = pidfd_getfd(&self.0, number, PidfdGetfdFlags::empty()).ok()?;
-        // Sockets of other families interpret the ioctl's number differently.
-        getsockname::<UnixAddr>(socket.as_raw_fd()).ok()?.path()?;
+        // The number of the ioctl has another meaning for sockets of other families.
+        let address = getsockname::<UnixAddr>(socket.as_raw_fd()).ok()?;
+        let name = address.path()?;
         // SAFETY: takes no argument, and `socket` is a unix socket that this process holds.
         let opened = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCUNIXFILE) };
-        let opened = Errno::result(opened).ok()?;
+        let opened = match Errno::result(opened) {
+            // Only CAP_NET_ADMIN opens it. Then a name counts that leads there from everywhere.
+            Err(Errno::EPERM) => {
+                let about = fs::symlink_metadata(name).ok()?;
+                let leads = name.is_absolute() && about.file_type().is_socket();
+                return leads.then(|| name.to_owned());
+            }
+            opened => opened.ok()?,
+        };
         // SAFETY: the kernel has opened this descriptor for this process alone.
         let file = unsafe { OwnedFd::from_raw_fd(opened) };
         let link = format!("/proc/self/fd/{}", file.as_raw_fd());

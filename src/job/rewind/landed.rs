@@ -17,7 +17,8 @@ use nix::unistd::geteuid;
 use procfs::process::MMapPath;
 
 use crate::job::files::{OpenFile, is_deleted};
-use crate::job::nodes::{Borrower, Node, is_socket};
+
+use crate::job::nodes::{Borrower, Node, is_socket, map_link};
 use crate::job::tree::{self, Process};
 use crate::safe_path::{Spot, Way};
 
@@ -187,11 +188,11 @@ impl Expected {
         let maps = tree::maps(pid).map_err(|error| failed(io::Error::other(error)))?;
         let mut seen = HashSet::new();
         for map in maps {
-            // A name with invalid UTF-8 is checked through its link in `/proc`.
-            if let MMapPath::Path(path) = map.pathname
-                && seen.insert(path)
+            // A name that has other bytes than UTF-8 is looked at under its own.
+            if let MMapPath::Path(path) = &map.pathname
+                && seen.insert(path.clone())
             {
-                self.check_link(process, &tree::map_link(pid, map.address))?;
+                self.check_link(process, &map_link(pid, &map))?;
             }
         }
         Ok(())

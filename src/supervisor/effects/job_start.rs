@@ -41,8 +41,8 @@ impl Effects {
                 .map_err(&connect)?;
         }
         let io_uring = match self.context.config.sandbox.io_uring {
-            config::IoUring::Hide => IoUring::Hide,
-            config::IoUring::Allow => IoUring::Allow,
+            config::IoUring::Hide if !sandbox.is_unprivileged() => IoUring::Hide,
+            config::IoUring::Hide | config::IoUring::Allow => IoUring::Allow,
         };
         let anew = self.context.files.begin_anew();
         anew.map_err(system("forget the record of the job's files"))?;
@@ -61,16 +61,26 @@ impl Effects {
         wanted: Option<Isolation>,
         state: &RunState,
     ) -> Result<Arc<Sandbox>, RunError> {
-        let (first, or_none) = match (wanted, self.context.config.isolation) {
-            (Some(isolation), _) => (isolation, false),
-            (None, config::Isolation::Auto) => (Isolation::Namespaces, true),
-            (None, config::Isolation::Namespaces) => (Isolation::Namespaces, false),
-            (None, config::Isolation::None) => (Isolation::None, false),
+        let only = match (wanted, self.context.config.isolation) {
+            (Some(isolation), _) => isolation,
+            (None, config::Isolation::Auto) => return self.best_sandbox(state),
+            (None, config::Isolation::Namespaces) => Isolation::Namespaces,
+            (None, config::Isolation::User) => Isolation::User,
+            (None, config::Isolation::None) => Isolation::None,
         };
-        match self.try_sandbox(first, state) {
-            Err(error) if or_none && is_privilege(&error) => {
+        Ok(self.try_sandbox(only, state)?)
+    }
+
+    /// A sandbox with the most isolation that is permitted.
+    fn best_sandbox(&mut self, state: &RunState) -> Result<Arc<Sandbox>, RunError> {
+        match self.try_sandbox(Isolation::Namespaces, state) {
+            Err(error) if is_privilege(&error) => {}
+            other => return Ok(other?),
+        }
+        match self.try_sandbox(Isolation::User, state) {
+            Err(error) if is_privilege(&error) => {
                 tracing::warn!(
-                    "running without isolation, because {}: a restore works only while the job's pids are free",
+                    "running without isolation, because {}: snapshots need privileges, and a restore works only while the job's pids are free",
                     chain(&error)
                 );
                 Ok(self.try_sandbox(Isolation::None, state)?)
@@ -201,7 +211,7 @@ impl Effects {
 
 fn is_privilege(error: &SandboxError) -> bool {
     match error {
-        SandboxError::Spawn(SpawnError::NotPermitted(_)) => true,
+        SandboxError::Spawn(SpawnError::NotPermitted(_) | SpawnError::UserNamespace { .. }) => true,
         SandboxError::Step { source, .. } => source.raw_os_error().is_some_and(privilege_missing),
         _ => false,
     }

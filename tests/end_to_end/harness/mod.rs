@@ -14,8 +14,8 @@ pub use jobs::{COUNT, ON_REQUEST, UNTIL_GO, lines};
 pub use macro_rules_attribute::apply;
 pub use outcome::{LIMIT, code, stderr, stdout, wait_until};
 pub use place::Place;
-pub(crate) use privilege::as_root;
-pub use privilege::{Privilege, installed, skip};
+pub use privilege::{Ordinary, Privilege, installed, skip};
+pub(crate) use privilege::{as_root, as_root_and_user, as_user};
 pub use process_tree::{
     descendants, inner_pid, is_dead, job_of, state, wait_for_descendant, wait_until_gone,
 };

@@ -6,18 +6,23 @@ use std::process::{Command, Output, Stdio};
 
 use tempfile::TempDir;
 
-use super::{Run, UNTIL_GO, program, stderr, wait_until};
+use super::{Ordinary, Run, UNTIL_GO, program, stderr, wait_until};
 
 /// Folder with a store, and the runs in it.
 pub struct Place {
     folder: TempDir,
+    /// The user that everything here runs as, if it is not the tests' own.
+    user: Option<Ordinary>,
 }
 
 impl Place {
     pub fn new() -> Self {
-        Self {
-            folder: tempfile::tempdir().expect("a temporary folder"),
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let user = Ordinary::of_test();
+        if let Some(user) = user {
+            user.owns(folder.path());
         }
+        Self { folder, user }
     }
 
     pub fn path(&self) -> &Path {
@@ -40,7 +45,19 @@ impl Place {
             .current_dir(self.path())
             .env("XDG_CONFIG_HOME", self.path())
             .env_remove("CKPT_RUN_STORE");
+        if let Some(user) = self.user {
+            user.runs(command.env("HOME", self.path()));
+            // The tests make these files, and nobody tells ckpt-run who did.
+            command.env("CKPT_RUN_FILES_EXCLUDE", "go,snapshotted,crashed");
+        }
         command
+    }
+
+    /// Makes a command that is not `ckpt-run` run as everything here does.
+    pub fn own(&self, command: &mut Command) {
+        if let Some(user) = self.user {
+            user.runs(command);
+        }
     }
 
     /// Runs a verb to its end.

@@ -1,9 +1,9 @@
 //! Descriptors and signals that report events.
 
 use super::survival::survives;
-use crate::harness::{apply, as_root};
+use crate::harness::{apply, as_root, as_root_and_user};
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn epoll_and_eventfd_survive() {
     survives(
         r#"
@@ -22,7 +22,7 @@ note(os.eventfd_read(counter))
     );
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn timers_go_on_ticking() {
     survives(
         r#"
@@ -50,7 +50,7 @@ signal.setitimer(signal.ITIMER_PROF, 0)
     );
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn alarm_set_before_the_snapshot_fires_after_the_restore() {
     survives(
         r"
@@ -66,7 +66,7 @@ note(rung)
     );
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn signalfd_and_pending_signals_survive() {
     survives(
         r#"
@@ -108,7 +108,7 @@ for i in steps():
     );
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn a_pseudo_terminal_with_its_shell_survives() {
     survives(
         r#"

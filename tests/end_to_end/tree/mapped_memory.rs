@@ -1,9 +1,9 @@
 //! Memory: private, shared, backed by files or anonymous.
 
 use super::survival::{Survival, survives, take_turns};
-use crate::harness::{ON_REQUEST, Place, apply, as_root, skip, stderr};
+use crate::harness::{ON_REQUEST, Place, apply, as_root, as_root_and_user, skip, stderr};
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn a_large_private_memory_survives_to_the_last_byte() {
     survives(
         r#"
@@ -15,7 +15,7 @@ note(hashlib.blake2b(memory).hexdigest())
     );
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn anonymous_shared_memory_stays_shared() {
     survives(
         r#"
@@ -37,7 +37,7 @@ os.write(turn[0][1], b"q"); os.waitpid(child, 0)
     );
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn private_and_shared_file_mappings_survive() {
     survives(
         r#"
@@ -56,7 +56,7 @@ note(open("private", "rb").read(), open("shared", "rb").read())
     );
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn memory_of_a_memfd_survives() {
     survives(
         r#"

@@ -3,9 +3,9 @@
 use std::fs;
 
 use super::survival::{Survival, survives, take_turns};
-use crate::harness::{ON_REQUEST, Place, apply, as_root, wait_until};
+use crate::harness::{ON_REQUEST, Place, apply, as_root, as_root_and_user, wait_until};
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn threads_survive() {
     survives(
         r"
@@ -27,7 +27,7 @@ for thread in threads: thread.join()
     );
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn forked_and_executed_children_survive() {
     survives(
         r#"
@@ -61,7 +61,7 @@ for process in cat, grandchild:
     );
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn a_pool_of_workers_with_queues_and_semaphores_survives() {
     survives(
         r#"
@@ -88,7 +88,7 @@ note(producer.exitcode)
     );
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn spawned_workers_with_their_resource_tracker_survive() {
     let _turn = take_turns();
     survives(
@@ -155,7 +155,7 @@ for i in steps():
     note(os.read(back[0], 32))
 ";
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn an_orphan_survives_a_second_restore() {
     let survival = Survival::begin(ORPHAN);
     let place = &survival.place;
@@ -172,7 +172,7 @@ fn an_orphan_survives_a_second_restore() {
     survival.ends_like_an_undisturbed_run();
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn zombies_keep_their_exit_codes() {
     survives(
         r"
@@ -188,7 +188,7 @@ for pid in exited, killed: note(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     );
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn sessions_groups_and_signal_handling_stay_as_they_were() {
     survives(
         r#"

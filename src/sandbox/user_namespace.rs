@@ -1,0 +1,158 @@
+#![allow(unsafe_code, reason = "capabilities between clone and execve")]
+//! The user namespace of an ordinary user's sandbox: in it CRIU has all rights over the job, and nowhere else.
+//!
+//! ```text
+//! clone(CLONE_NEWUSER)   the child has all capabilities in the new namespace
+//! keep_rights            they become ambient: execve keeps them, though the user is not root in there
+//! pid 1, map_user        the user's own uid and gid have a number in there, the same one; nobody else has
+//! root, drop_rights      the job has none of them
+//! ```
+//! Programs that would gain rights by who executes them (setuid, file capabilities) gain none: their owners have no number
+//! in the namespace.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::libc;
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::prctl;
+use nix::unistd::{getegid, geteuid};
+
+use crate::clock;
+
+/// The machine's own user namespace (`USER_NS_INIT_INO` of linux/nsfs.h).
+const INITIAL: &str = "user:[4026531837]";
+/// First capability that no kernel has: there is room for 64, and each that is known takes one.
+const CAPABILITIES_MAX: libc::c_ulong = 64;
+/// Limit on the end of threads that have done their work, and time between two looks.
+const THREADS_END_WITHIN: Duration = Duration::from_secs(2);
+const THREADS_POLL: Duration = Duration::from_millis(1);
+/// `_LINUX_CAPABILITY_VERSION_3`.
+const CAPABILITY_VERSION: u32 = 0x2008_0522;
+
+/// Returns true if this process is in another user namespace than the machine's own, as in a rootless container: it has no
+/// privileges on the machine, which the kernel requires for some of CRIU's work (`PTRACE_O_SUSPEND_SECCOMP` and others).
+#[must_use]
+pub fn is_in_user_namespace() -> bool {
+    let namespace = fs::read_link("/proc/self/ns/user");
+    namespace.is_ok_and(|name| name.as_os_str() != INITIAL)
+}
+
+/// Capabilities that have no effect in there, by their numbers in linux/capability.h. CRIU, which looks for them, would
+/// fail where it uses them: it becomes root (`CAP_SETUID`), who has no number, changes the machine's network
+/// (`CAP_NET_ADMIN`), and raises its limits (`CAP_SYS_RESOURCE`).
+const WITHOUT_EFFECT: [libc::c_ulong; 3] = [7, 12, 24];
+
+/// Moves this process into a user namespace of its own and into these other namespaces, in which it has all capabilities
+/// until it executes a program. It must have one thread; one that is about to end is waited for.
+///
+/// # Errors
+/// The kernel or a security module refuses it.
+pub fn enter_user_namespace(others: CloneFlags) -> nix::Result<()> {
+    let ids = (geteuid().as_raw(), getegid().as_raw());
+    let begun = clock::now();
+    while threads() > 1 && begun.elapsed() < THREADS_END_WITHIN {
+        thread::sleep(THREADS_POLL);
+    }
+    unshare(CloneFlags::CLONE_NEWUSER | others)?;
+    map_user(ids).map_err(|error| error.raw_os_error().map_or(Errno::EIO, Errno::from_raw))
+}
+
+fn threads() -> usize {
+    fs::read_dir("/proc/self/task").map_or(1, Iterator::count)
+}
+
+/// Lets this process keep its capabilities when it executes a program, and that program when it executes others.
+///
+/// For between clone and execve: system calls only. Where the kernel refuses them, the first step of pid 1 fails.
+pub(super) fn keep_rights() {
+    let Some(mut sets) = capabilities() else {
+        return;
+    };
+    for set in &mut sets {
+        set.inheritable = set.permitted;
+    }
+    set_capabilities(&sets);
+    for capability in 0..CAPABILITIES_MAX {
+        let (option, first, second) = if WITHOUT_EFFECT.contains(&capability) {
+            (libc::PR_CAPBSET_DROP, capability, 0)
+        } else {
+            let raise = libc::PR_CAP_AMBIENT_RAISE as libc::c_ulong;
+            (libc::PR_CAP_AMBIENT, raise, capability)
+        };
+        // SAFETY: numbers only. The kernel refuses those that it does not know.
+        unsafe { libc::prctl(option, first, second, 0, 0) };
+    }
+}
+
+/// Gives up all capabilities. A user that is root in the namespace has them again in the programs that it executes.
+///
+/// # Errors
+/// The kernel refuses it.
+pub(super) fn drop_rights() -> io::Result<()> {
+    // Ambient ones end with the inheritable ones.
+    let none = [Set::default(); 2];
+    if set_capabilities(&none) {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+/// Returns the user and group that pid 1 is told by its argument: `user UID GID`.
+pub(super) fn user_of(mode: &str) -> Option<(u32, u32)> {
+    let (user, group) = mode.strip_prefix("user ")?.split_once(' ')?;
+    Some((user.parse().ok()?, group.parse().ok()?))
+}
+
+/// Gives the user and group, which created this process's namespace, the same numbers in it.
+///
+/// # Errors
+/// The kernel or a security module refuses it.
+pub(super) fn map_user((user, group): (u32, u32)) -> io::Result<()> {
+    let of_us = Path::new("/proc/self");
+    // Without this the kernel maps no group: the process could leave groups that are denied something.
+    fs::write(of_us.join("setgroups"), "deny")?;
+    fs::write(of_us.join("uid_map"), format!("{user} {user} 1"))?;
+    fs::write(of_us.join("gid_map"), format!("{group} {group} 1"))?;
+    // CRIU finds the process's files in /proc.
+    Ok(prctl::set_dumpable(true)?)
+}
+
+/// `struct __user_cap_data_struct`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Set {
+    effective: u32,
+    permitted: u32,
+    inheritable: u32,
+}
+
+/// `struct __user_cap_header_struct`, of this process.
+#[repr(C)]
+struct Header {
+    version: u32,
+    pid: i32,
+}
+
+static OURS: Header = Header {
+    version: CAPABILITY_VERSION,
+    pid: 0,
+};
+
+fn capabilities() -> Option<[Set; 2]> {
+    let mut sets = [Set::default(); 2];
+    // SAFETY: both structures are as the kernel wants them in this version; it writes two sets.
+    let result = unsafe { libc::syscall(libc::SYS_capget, &raw const OURS, sets.as_mut_ptr()) };
+    (result == 0).then_some(sets)
+}
+
+fn set_capabilities(sets: &[Set; 2]) -> bool {
+    // SAFETY: both structures are as the kernel wants them in this version; it reads two sets.
+    Errno::result(unsafe { libc::syscall(libc::SYS_capset, &raw const OURS, sets.as_ptr()) })
+        .is_ok()
+}

@@ -1,0 +1,103 @@
+//! What an ordinary user's job is, and its way through all verbs.
+
+use std::fs;
+
+use crate::harness::{
+    COUNT, ON_REQUEST, Place, apply, as_root, as_user, code, lines, stderr, stdout,
+};
+
+/// Says who it is, and again after a crash.
+const WHO: &str = r#"
+import os, time
+def say():
+    lines = open("/proc/self/status").read().splitlines()
+    rights = [line.split()[1] for line in lines if line.startswith(("CapInh", "CapPrm", "CapEff", "CapAmb", "NoNewPrivs"))]
+    print(os.getresuid(), os.getresgid(), os.getgroups(), *rights, flush=True)
+    open("mine", "w").close()
+say()
+print("ready", flush=True)
+while not os.path.exists("go"):
+    time.sleep(0.02)
+say()
+"#;
+
+fn snapshot_crash_and_end(place: &Place, options: &[&str], script: &str) {
+    let mut run = place.start_python(options, script);
+    place.wait_for("out", "ready");
+    place.snapshot();
+    run.crash();
+    place.wait_for("err", "ckpt-run: restored image=000001");
+    place.go();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+}
+
+#[apply(as_user)]
+fn the_job_is_the_user_and_has_no_capabilities() {
+    use std::os::unix::fs::MetadataExt;
+    let place = Place::new();
+    snapshot_crash_and_end(&place, &ON_REQUEST, WHO);
+    let file = fs::metadata(place.file("mine")).unwrap();
+    let (user, group) = (file.uid(), file.gid());
+    let none = "0".repeat(16);
+    let who = format!(
+        "({user}, {user}, {user}) ({group}, {group}, {group}) [] {none} {none} {none} {none} 0\n"
+    );
+    assert_eq!(place.text("out"), format!("{who}ready\n{who}"));
+}
+
+#[apply(as_root)]
+fn root_may_use_a_user_namespace_too() {
+    let place = Place::new();
+    snapshot_crash_and_end(
+        &place,
+        &["--isolation", "user", "--interval", "never"],
+        &COUNT.replace("import", "print('ready', flush=True)\nimport"),
+    );
+    assert_eq!(place.text("out"), format!("ready\n{}", lines(40)));
+    assert_eq!(place.text("log"), lines(40));
+}
+
+#[apply(as_user)]
+fn a_stopped_run_of_a_user_s_goes_on_from_its_image() {
+    let place = Place::new();
+    let mut run = place.start_python(&ON_REQUEST, COUNT);
+    place.wait_for("log", "15\n");
+    let stopped = place.verb(&["stop"]);
+    assert_eq!(code(stopped.status), 0, "{}", stderr(&stopped));
+    assert_eq!(run.wait(), 75, "{}", place.text("err"));
+    let mut again = place.start(&ON_REQUEST, &["python3", "-u", "job.py"]);
+    place.wait_for("err", "ckpt-run: restored image=000001");
+    place.go();
+    assert_eq!(again.wait(), 0, "{}", place.text("err"));
+    assert_eq!(place.text("log"), lines(40));
+    assert_eq!(place.text("out"), lines(40));
+}
+
+#[apply(as_user)]
+fn doctor_has_no_problem_and_says_what_is_weaker() {
+    let place = Place::new();
+    let checked = place.verb(&["doctor"]);
+    let said = stdout(&checked);
+    assert_eq!(code(checked.status), 0, "{said}");
+    assert!(
+        said.contains("namespaces can be created in a user namespace")
+            && said.contains("none on the machine: jobs run in a user namespace")
+            && said.contains("finds its TCP connections closed"),
+        "{said}"
+    );
+}
+
+#[apply(as_user)]
+fn rehearse_compares_runs_and_names_unknown_files() {
+    let place = Place::new();
+    let script = "import time\nfor i in range(200):\n    print(i, flush=True); time.sleep(0.02)\n";
+    fs::write(place.file("job.py"), script).unwrap();
+    let output = place.verb(&["rehearse", "--", "python3", "-u", "job.py"]);
+    let said = stdout(&output);
+    assert!(
+        said.contains("stdout: all 200 lines are equal")
+            && said.contains("some files that the job writes may be unknown"),
+        "{said} {}",
+        stderr(&output)
+    );
+}

@@ -1,0 +1,116 @@
+//! What an ordinary user cannot have, and how it is said.
+
+use std::process::{Command, Stdio};
+
+use crate::harness::{
+    ON_REQUEST, Place, apply, as_user, code, copy_environment, criu_prefix, stderr,
+};
+
+/// Has a connection with itself and one that listens.
+const CONNECTED: &str = r#"
+import os, socket, time
+server = socket.create_server(("127.0.0.1", 0))
+client = socket.create_connection(server.getsockname())
+accepted = server.accept()[0]
+print("ready", flush=True)
+while not os.path.exists("go"):
+    time.sleep(0.02)
+try:
+    client.send(b"x")
+    print(accepted.recv(1), flush=True)
+except OSError as error:
+    print(type(error).__name__, flush=True)
+again = socket.create_connection(server.getsockname())
+again.send(b"y")
+print(server.accept()[0].recv(1), flush=True)
+"#;
+
+#[apply(as_user)]
+fn connections_are_closed_at_a_restore_and_servers_come_back() {
+    let place = Place::new();
+    let mut run = place.start_python(&ON_REQUEST, CONNECTED);
+    place.wait_for("out", "ready");
+    place.snapshot();
+    run.crash();
+    place.wait_for("err", "ckpt-run: restored image=000001");
+    place.go();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    assert_eq!(place.text("out"), "ready\nBrokenPipeError\nb'y'\n");
+}
+
+#[apply(as_user)]
+fn connections_that_are_to_be_kept_are_refused_by_name() {
+    let place = Place::new();
+    let set = |command: &mut Command| {
+        command.env("CKPT_RUN_NETWORK_TCP", "keep");
+    };
+    let mut run = place.start_python_with(&ON_REQUEST, CONNECTED, set);
+    place.wait_for("out", "ready");
+    let refused = place.verb(&["snapshot"]);
+    let said = stderr(&refused);
+    assert!(!refused.status.success());
+    assert!(
+        said.contains("cannot be saved without privileges") && said.contains("network.tcp"),
+        "{said}"
+    );
+    place.go();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    assert_eq!(place.text("out"), "ready\nb'x'\nb'y'\n");
+}
+
+/// Runs the command in a user namespace that allows no more of them, as a machine may.
+fn where_they_are_forbidden(command: &Command) -> Command {
+    let mut wrapped = Command::new("unshare");
+    let forbid = "echo 0 > /proc/sys/user/max_user_namespaces; \
+        exec setpriv --inh-caps=-all --ambient-caps=-all \"$@\"";
+    wrapped.args(["--user", "--map-current-user", "--keep-caps"]);
+    wrapped.args(["sh", "-c", forbid, "sh"]);
+    wrapped.arg(command.get_program()).args(command.get_args());
+    if let Some(folder) = command.get_current_dir() {
+        wrapped.current_dir(folder);
+    }
+    copy_environment(command, &mut wrapped);
+    wrapped.stdin(Stdio::null());
+    wrapped
+}
+
+#[apply(as_user)]
+fn the_setting_that_forbids_user_namespaces_is_named() {
+    let place = Place::new();
+    let command = place.command(&["--isolation", "user", "--", "true"]);
+    let mut command = where_they_are_forbidden(&command);
+    place.own(&mut command);
+    // Root, to whom these files belong, has no number in that namespace.
+    command.env("CKPT_RUN_CRIU", criu_prefix().unwrap_or_default());
+    let output = command.output().unwrap();
+    let said = stderr(&output);
+    assert_eq!(code(output.status), 125, "{said}");
+    assert!(
+        said.contains("user.max_user_namespaces forbids it: the machine's administrator"),
+        "{said}"
+    );
+}
+
+#[apply(as_user)]
+fn a_job_that_uses_io_uring_is_told_why_it_has_no_snapshot() {
+    let place = Place::new();
+    let script = r#"
+import ctypes, os, time
+libc = ctypes.CDLL(None, use_errno=True)
+print("ready", libc.syscall(425, 4, ctypes.create_string_buffer(120)) >= 0, flush=True)
+while not os.path.exists("go"):
+    time.sleep(0.02)
+"#;
+    let mut run = place.start_python(&ON_REQUEST, script);
+    place.wait_for("out", "ready");
+    if place.text("out") == "ready True\n" {
+        let refused = place.verb(&["snapshot"]);
+        let said = stderr(&refused);
+        assert!(!refused.status.success());
+        assert!(said.contains("the job uses io_uring"), "{said}");
+    } else {
+        crate::harness::skip("no io_uring here");
+    }
+    place.go();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+}
