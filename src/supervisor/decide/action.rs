@@ -12,7 +12,7 @@ use crate::store::ImageId;
 use crate::supervisor::error::RunError;
 use crate::supervisor::notice::Notice;
 
-/// One action. Those that produce a result name the event that reports it.
+/// Action of the loop. The doc of an action with a result names the event that reports it.
 #[derive(Debug)]
 pub(crate) enum Action {
     /// Start the job from the beginning, in a new sandbox: `Started` or `Gone`.
