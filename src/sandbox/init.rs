@@ -25,7 +25,7 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{Pid, setsid};
 
 use super::protocol::{Ended, Event, JobPids, Request, ToolCommand, receive, send};
-use super::spawn::CONTROL_DESCRIPTOR;
+use super::spawn::{CONTROL_DESCRIPTOR, raise_to_hard_limit};
 use super::user_namespace::{map_user, user_of};
 use super::{descendants, root};
 
@@ -461,6 +461,7 @@ fn in_namespace(stdin: OwnedFd) -> io::Result<OwnedFd> {
 )]
 fn place_descriptors(command: &mut Command, first: RawFd, inherited: Vec<RawFd>) {
     let place = move || {
+        raise_to_hard_limit();
         // Pid 1 has only a few low descriptors, so no target number overwrites a source.
         for (source, target) in inherited.iter().zip(first..) {
             // SAFETY: duplicates a descriptor of this process to a number that nothing here uses.
@@ -468,7 +469,7 @@ fn place_descriptors(command: &mut Command, first: RawFd, inherited: Vec<RawFd>)
         }
         Ok(())
     };
-    // SAFETY: the closure makes only `dup2` calls.
+    // SAFETY: the closure makes only system calls.
     unsafe { command.pre_exec(place) };
 }
 

@@ -99,6 +99,21 @@ pub fn with_job_descriptor_limit(command: &mut Command) -> &mut Command {
     }
 }
 
+/// Lets this process have as many open descriptors as its hard limit allows: CRIU restores each of the job's in a process
+/// that begins with its own limit, which it raises itself only with `CAP_SYS_RESOURCE`. For between fork and exec.
+pub(super) fn raise_to_hard_limit() {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: the kernel writes the structure.
+    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } == 0 {
+        limit.rlim_cur = limit.rlim_max;
+        // SAFETY: the kernel reads the structure. A refusal leaves the limit.
+        unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) };
+    }
+}
+
 /// Returns true if an error number of the sandbox's setup means a missing privilege.
 #[must_use]
 pub fn privilege_missing(errno: i32) -> bool {

@@ -1,9 +1,11 @@
 //! What an ordinary user's job is, and its way through all verbs.
 
 use std::fs;
+use std::process::Command;
 
 use crate::harness::{
-    COUNT, ON_REQUEST, Place, apply, as_root, as_user, code, lines, stderr, stdout,
+    COUNT, ON_REQUEST, Place, apply, as_root, as_user, code, copy_environment, lines, stderr,
+    stdout,
 };
 
 /// Says who it is, and again after a crash.
@@ -55,6 +57,39 @@ fn root_may_use_a_user_namespace_too() {
     );
     assert_eq!(place.text("out"), format!("ready\n{}", lines(40)));
     assert_eq!(place.text("log"), lines(40));
+}
+
+/// Raises its limit on descriptors, and has more than the limit of before.
+const MANY_FILES: &str = r#"
+import os, resource, time
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (2000, hard))
+files = [os.open("/dev/null", os.O_RDONLY) for _ in range(1500)]
+print("ready", flush=True)
+while not os.path.exists("go"):
+    time.sleep(0.02)
+print(os.fstat(files[-1]).st_rdev != 0, resource.getrlimit(resource.RLIMIT_NOFILE)[0], flush=True)
+"#;
+
+#[apply(as_user)]
+fn more_descriptors_than_the_callers_limit_survive() {
+    let place = Place::new();
+    fs::write(place.file("job.py"), MANY_FILES).unwrap();
+    let command = place.command(&[&ON_REQUEST[..], &["--", "python3", "-u", "job.py"]].concat());
+    let mut limited = Command::new("sh");
+    limited.args(["-c", "ulimit -Sn 1024; exec \"$@\"", "sh"]);
+    limited.arg(command.get_program()).args(command.get_args());
+    limited.current_dir(place.path());
+    copy_environment(&command, &mut limited);
+    place.own(&mut limited);
+    let mut run = place.spawn(limited, |_| {});
+    place.wait_for("out", "ready");
+    place.snapshot();
+    run.crash();
+    place.wait_for("err", "ckpt-run: restored image=000001");
+    place.go();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    assert_eq!(place.text("out"), "ready\nTrue 2000\n");
 }
 
 #[apply(as_user)]
