@@ -41,14 +41,18 @@ pub(crate) fn is_filtered(status: &Status) -> bool {
     status.seccomp == Some(SECCOMP_FILTERED)
 }
 
-/// Warns at the start of a run about every missing privilege that will make its snapshots or restores fail. A job that may
-/// run in a user namespace needs none.
+/// Warns at the start of a run about every missing privilege that will make its snapshots or restores fail. A job in a user
+/// namespace needs none; "auto" chooses one where CAP_SYS_ADMIN is missing.
 pub(crate) fn warn_of_missing(isolation: Isolation) {
     let Ok(status) = Process::myself().and_then(|process| process.status()) else {
         return;
     };
     let missing = missing(status.capeff);
-    let needs_them = matches!(isolation, Isolation::Namespaces | Isolation::None);
+    let needs_them = match isolation {
+        Isolation::Namespaces | Isolation::None => true,
+        Isolation::Auto => !missing.contains(&"CAP_SYS_ADMIN"),
+        Isolation::User => false,
+    };
     if needs_them && !missing.is_empty() {
         tracing::warn!(
             "snapshots or restores will fail here without {}: see `ckpt-run doctor`",

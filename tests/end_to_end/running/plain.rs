@@ -110,9 +110,5 @@ fn missing_privileges_are_reported_at_the_start() {
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
     let said = place.text("err");
     assert!(said.contains("running without isolation"), "{said}");
-    let expected = "will fail here without CAP_DAC_READ_SEARCH, CAP_SETPCAP, CAP_NET_ADMIN";
-    assert!(
-        said.contains(expected) && said.contains("ckpt-run doctor"),
-        "{said}"
-    );
+    assert!(said.contains("snapshots need privileges"), "{said}");
 }

@@ -44,7 +44,10 @@ fn is_refused(flags: &str, who: &str, namespace: &str) {
         said.contains(&format!("(python3) has {namespace}")),
         "{said}"
     );
-    assert!(said.contains("start ckpt-run inside of it"), "{said}");
+    assert!(
+        said.contains("start ckpt-run inside of the namespace"),
+        "{said}"
+    );
     std::fs::write(place.file("end"), "").unwrap();
     place.wait_for("out", "alone");
     place.snapshot();

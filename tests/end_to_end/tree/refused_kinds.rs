@@ -58,7 +58,10 @@ hold(child.communicate)
 "#
         );
         let message = format!("(sh) has {name} namespace of its own");
-        refused_until_it_lets_go(&script, &[&message, "start ckpt-run inside of it"]);
+        refused_until_it_lets_go(
+            &script,
+            &[&message, "start ckpt-run inside of the namespace"],
+        );
     }
 }
 
