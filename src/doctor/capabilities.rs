@@ -42,7 +42,7 @@ pub(crate) fn is_filtered(status: &Status) -> bool {
 }
 
 /// Warns at the start of a run about every missing privilege that will make its snapshots or restores fail. A job in a user
-/// namespace needs none; "auto" chooses one where CAP_SYS_ADMIN is missing.
+/// namespace needs none; "auto" chooses one where `CAP_SYS_ADMIN` is missing.
 pub(crate) fn warn_of_missing(isolation: Isolation) {
     let Ok(status) = Process::myself().and_then(|process| process.status()) else {
         return;
