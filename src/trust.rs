@@ -1,5 +1,7 @@
 //! Users that may control the files and programs used by this process.
 
+use std::fs;
+
 use nix::unistd::{Gid, Group, Uid, User, geteuid};
 
 /// Variable in which sudo stores the calling user. A user who may run ckpt-run by sudo may run everything.
@@ -11,6 +13,9 @@ pub(crate) struct ActingFor {
     pub user: u32,
     /// User who became root by sudo.
     pub caller: Option<u32>,
+    /// Number that the kernel shows for all users without a number in this user namespace, if root is one of them. Root
+    /// cannot be told from them in there.
+    pub unmapped: Option<u32>,
 }
 
 impl ActingFor {
@@ -22,13 +27,26 @@ impl ActingFor {
             caller: caller
                 .filter(|_| user.is_root())
                 .and_then(|id| id.parse().ok()),
+            unmapped: unmapped(),
         }
     }
 
     /// Returns true if a user may choose the programs that this process runs.
     pub fn is_trusted(self, user: u32) -> bool {
-        user == 0 || user == self.user || self.caller == Some(user)
+        user == 0 || user == self.user || [self.caller, self.unmapped].contains(&Some(user))
     }
+}
+
+fn unmapped() -> Option<u32> {
+    let map = fs::read_to_string("/proc/self/uid_map").ok()?;
+    let overflow = fs::read_to_string("/proc/sys/kernel/overflowuid").ok()?;
+    without_root(&map).then(|| overflow.trim().parse().ok())?
+}
+
+/// Returns true if user 0 has no number in a user namespace with this map: lines of first number, number outside, count.
+fn without_root(map: &str) -> bool {
+    let outside = |line: &str| line.split_whitespace().nth(1)?.parse().ok();
+    map.lines().filter_map(outside).all(|first: u32| first != 0)
 }
 
 /// Returns true if a group is its owner's private group, which most systems create for each user: it has the owner's
@@ -52,13 +70,28 @@ mod tests {
         let root = ActingFor {
             user: 0,
             caller: Some(1000),
+            unmapped: None,
         };
         assert!(root.is_trusted(0) && root.is_trusted(1000) && !root.is_trusted(1001));
         let alice = ActingFor {
             user: 1000,
             caller: None,
+            unmapped: None,
         };
         assert!(alice.is_trusted(0) && alice.is_trusted(1000) && !alice.is_trusted(1001));
+    }
+
+    #[test]
+    fn unmapped_users_are_trusted_only_without_root() {
+        assert!(without_root("      1000       1000          1\n"));
+        assert!(!without_root("         0          0 4294967295\n"));
+        assert!(!without_root("0 1000 1\n1 0 65536\n"));
+        let alice = ActingFor {
+            user: 1000,
+            caller: None,
+            unmapped: Some(65534),
+        };
+        assert!(alice.is_trusted(65534) && !alice.is_trusted(1001));
     }
 
     #[test]

@@ -23,6 +23,7 @@ use crate::history::counted;
 use crate::mount_table::Mount;
 use crate::run::size;
 use crate::sandbox;
+use crate::store::check_new;
 
 /// Disk space that a copy must leave free, for the files that the job writes.
 const FREE_BYTES_MIN: u64 = 1 << 30;
@@ -70,6 +71,10 @@ impl Copies {
             .prefix(FOLDER_PREFIX)
             .tempdir_in(parent);
         let copy = copy.map_err(no_copy)?;
+        // In a user namespace, the owners of the folders above can no longer be checked.
+        for place in [&*store, copy.path()] {
+            check_new(place).map_err(|error| error.to_string())?;
+        }
         enter_namespace()
             .map_err(|errno| format!("a separate mount namespace is not permitted: {errno}"))?;
         Ok(Self {

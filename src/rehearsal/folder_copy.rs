@@ -165,7 +165,11 @@ fn seek(file: &File, place: u64, whence: Whence) -> io::Result<Option<u64>> {
 
 /// Sets the owner, mode, attributes and times of the original on the copy.
 fn adopt(from: &Path, to: &Path, about: &Metadata) -> io::Result<()> {
-    std::os::unix::fs::lchown(to, Some(about.uid()), Some(about.gid()))?;
+    match std::os::unix::fs::lchown(to, Some(about.uid()), Some(about.gid())) {
+        // An owner without a number in this user namespace: the copy belongs to the user.
+        Err(error) if error.raw_os_error() == Some(nix::libc::EINVAL) => {}
+        result => result?,
+    }
     if !about.is_symlink() {
         fs::set_permissions(to, fs::Permissions::from_mode(about.mode() & 0o7777))?;
     }

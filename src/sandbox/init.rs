@@ -435,9 +435,11 @@ fn mount_terminals(in_user_namespace: bool) -> io::Result<()> {
     )?;
     let filesystem = |path: &str| fs::metadata(path).map(|found| found.dev());
     let leads_to = filesystem(MAKER)?;
+    // CRIU restores the owner of the node, and the machine's root has no number in a user namespace.
+    let is_foreign = in_user_namespace && leads_to != filesystem("/dev/pts")?;
     // A node in the folder's parent finds the folder, and a link leads into it. In some containers the node is a mount
     // of the machine's.
-    if leads_to != filesystem("/dev")? && leads_to != filesystem("/dev/pts")? {
+    if is_foreign || (leads_to != filesystem("/dev")? && leads_to != filesystem("/dev/pts")?) {
         let (source, bind) = (Some("/dev/pts/ptmx"), MsFlags::MS_BIND);
         mount(source, MAKER, None::<&str>, bind, None::<&str>)?;
     }

@@ -61,6 +61,7 @@ pub use format::store_key::{InvalidKey, Key};
 pub use fs::durable;
 pub use fs::lock::{LockError, StoreLock};
 pub use fs::store_place::PlaceError;
+pub(crate) use fs::store_place::check_new;
 pub use maintain::comparison::{Comparison, Shares, StreamComparison, compare};
 pub use maintain::disk_usage::{Usage, usage};
 pub use maintain::image_copy::CopyError;

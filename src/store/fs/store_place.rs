@@ -230,7 +230,11 @@ mod tests {
 
     fn us(user: u32, caller: Option<u32>, container: Option<u64>) -> Us {
         Us {
-            acting_for: ActingFor { user, caller },
+            acting_for: ActingFor {
+                user,
+                caller,
+                unmapped: None,
+            },
             groups: vec![Gid::from_raw(LAB)],
             container,
         }

@@ -19,8 +19,8 @@ pub enum Privilege {
     User,
 }
 
-/// Ids of the ordinary user: `nobody` everywhere.
-const ORDINARY: u32 = 65534;
+/// Ids of the ordinary user, who has no account. Not 65534, by which a user namespace shows root.
+const ORDINARY: u32 = 64001;
 
 thread_local! {
     /// The test of this thread runs its programs as an ordinary user.
@@ -70,7 +70,7 @@ impl Ordinary {
 
     /// Makes the command run as this user, without other groups and without capabilities.
     pub fn runs(self, command: &mut Command) {
-        command.uid(self.0).gid(self.0).env("USER", "nobody");
+        command.uid(self.0).gid(self.0).env("USER", "64001");
     }
 
     /// Gives a file or folder to this user.
