@@ -192,7 +192,13 @@ impl Expected {
             if let MMapPath::Path(path) = &map.pathname
                 && seen.insert(path.clone())
             {
-                self.check_link(process, &map_link(pid, &map))?;
+                let link = map_link(pid, &map);
+                if link.is_symlink() {
+                    self.check_link(process, &link)?;
+                } else {
+                    // An unprivileged process finds the file by another way than the link in `/proc`.
+                    self.check_target(process, &link, path.clone())?;
+                }
             }
         }
         Ok(())
