@@ -324,7 +324,7 @@ impl JobFiles {
     /// Plans the rollback to the set of an image; see [`Rollback::plan`].
     ///
     /// # Errors
-    /// As for [`Rollback::plan`]; the record cannot be read.
+    /// See [`Rollback::plan`]; also if the record cannot be read.
     pub fn plan(&self, id: u64, set: &KeptFiles) -> Result<Rollback, RollbackError> {
         let mut state = locked(&self.state);
         let path = state.record.path().to_owned();

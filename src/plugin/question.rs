@@ -51,7 +51,7 @@ impl Address {
 /// Starts a program like the C library's function. For the action script, it asks instead, and ends CRIU's child.
 ///
 /// # Safety
-/// As of the C library's function.
+/// See the C library's function.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn execvp(program: *const c_char, arguments: *const *const c_char) -> c_int {
     // SAFETY: by the contract above.

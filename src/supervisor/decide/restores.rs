@@ -146,13 +146,7 @@ impl Machine {
     }
 
     fn examine(&mut self, id: ImageId, skip_newest: usize) {
-        self.stage = Stage::Restoring(Restoring {
-            id,
-            skip_newest,
-            at_work: false,
-            ended: None,
-            gone: false,
-        });
+        self.stage = Stage::Restoring(Restoring::new(id, skip_newest));
         self.act(Action::Examine(id));
     }
 
@@ -293,13 +287,7 @@ impl Machine {
             return self.restore_from(skip_newest);
         }
         // The next one is chosen from the list without this one.
-        self.stage = Stage::Restoring(Restoring {
-            id,
-            skip_newest,
-            at_work: false,
-            ended: None,
-            gone: false,
-        });
+        self.stage = Stage::Restoring(Restoring::new(id, skip_newest));
     }
 
     /// Continues after a damaged image was set aside, or after that failed on a full disk.

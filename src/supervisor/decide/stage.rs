@@ -123,6 +123,19 @@ pub(crate) struct Restoring {
     pub gone: bool,
 }
 
+impl Restoring {
+    /// A restore whose image is about to be examined.
+    pub fn new(id: ImageId, skip_newest: usize) -> Self {
+        Self {
+            id,
+            skip_newest,
+            at_work: false,
+            ended: None,
+            gone: false,
+        }
+    }
+}
+
 /// The end of a job's processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Ending {
