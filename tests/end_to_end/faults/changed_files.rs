@@ -35,19 +35,24 @@ while not os.path.exists("stop"):
     time.sleep(0.01)
 "#;
 
+/// Crashes the job so many times, each time after a snapshot and some progress, and has it stop after the last restore.
+fn crash_after_snapshots(place: &Place, run: &Run, times: usize) {
+    wait_for_the_first_line(place);
+    for _ in 0..times {
+        wait_for_progress(place);
+        place.snapshot();
+        wait_for_progress(place);
+        run.crash();
+        wait_for_progress(place);
+    }
+    fs::write(place.file("stop"), "").expect("written");
+}
+
 #[apply(as_root)]
 fn files_written_in_every_mode_are_as_of_an_uninterrupted_run() {
     let place = Place::new();
     let mut run = start(&place, WRITE);
-    wait_for_the_first_line(&place);
-    for _ in 0..2 {
-        wait_for_progress(&place);
-        place.snapshot();
-        wait_for_progress(&place);
-        run.crash();
-        wait_for_progress(&place);
-    }
-    fs::write(place.file("stop"), "").expect("written");
+    crash_after_snapshots(&place, &run, 2);
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
     let count = counted(&place);
     let all = lines(count);
@@ -308,14 +313,6 @@ for name in known: check(name)
 fn files_that_change_while_they_are_copied_are_as_at_the_freeze() {
     let place = Place::new();
     let mut run = start(&place, REWRITES);
-    wait_for_the_first_line(&place);
-    for _ in 0..4 {
-        wait_for_progress(&place);
-        place.snapshot();
-        wait_for_progress(&place);
-        run.crash();
-        wait_for_progress(&place);
-    }
-    fs::write(place.file("stop"), "").expect("written");
+    crash_after_snapshots(&place, &run, 4);
     assert_eq!(run.wait(), 0, "{}{}", place.text("err"), place.text("out"));
 }

@@ -3,6 +3,7 @@
 use std::fs;
 use std::process::Command;
 
+use super::snapshot_crash_and_end;
 use crate::harness::{
     COUNT, ON_REQUEST, Place, apply, as_root, as_user, code, copy_environment, lines, stderr,
     stdout,
@@ -23,21 +24,11 @@ while not os.path.exists("go"):
 say()
 "#;
 
-fn snapshot_crash_and_end(place: &Place, options: &[&str], script: &str) {
-    let mut run = place.start_python(options, script);
-    place.wait_for("out", "ready");
-    place.snapshot();
-    run.crash();
-    place.wait_for("err", "ckpt-run: restored image=000001");
-    place.go();
-    assert_eq!(run.wait(), 0, "{}", place.text("err"));
-}
-
 #[apply(as_user)]
 fn the_job_is_the_user_and_has_no_capabilities() {
     use std::os::unix::fs::MetadataExt;
     let place = Place::new();
-    snapshot_crash_and_end(&place, &ON_REQUEST, WHO);
+    snapshot_crash_and_end(&place, place.start_python(&ON_REQUEST, WHO));
     let file = fs::metadata(place.file("mine")).unwrap();
     let (user, group) = (file.uid(), file.gid());
     let none = "0".repeat(16);
@@ -50,11 +41,11 @@ fn the_job_is_the_user_and_has_no_capabilities() {
 #[apply(as_root)]
 fn root_may_use_a_user_namespace_too() {
     let place = Place::new();
-    snapshot_crash_and_end(
-        &place,
+    let run = place.start_python(
         &["--isolation", "user", "--interval", "never"],
         &COUNT.replace("import", "print('ready', flush=True)\nimport"),
     );
+    snapshot_crash_and_end(&place, run);
     assert_eq!(place.text("out"), format!("ready\n{}", lines(40)));
     assert_eq!(place.text("log"), lines(40));
 }
@@ -82,13 +73,7 @@ fn more_descriptors_than_the_callers_limit_survive() {
     limited.current_dir(place.path());
     copy_environment(&command, &mut limited);
     place.own(&mut limited);
-    let mut run = place.spawn(limited, |_| {});
-    place.wait_for("out", "ready");
-    place.snapshot();
-    run.crash();
-    place.wait_for("err", "ckpt-run: restored image=000001");
-    place.go();
-    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    snapshot_crash_and_end(&place, place.spawn(limited, |_| {}));
     assert_eq!(place.text("out"), "ready\nTrue 2000\n");
 }
 

@@ -5,3 +5,15 @@
 mod basics;
 mod memory;
 mod refusals;
+
+use crate::harness::{Place, Run};
+
+/// Takes a snapshot of a job that is ready, crashes it, and waits for its end after the restore.
+fn snapshot_crash_and_end(place: &Place, mut run: Run) {
+    place.wait_for("out", "ready");
+    place.snapshot();
+    run.crash();
+    place.wait_for("err", "ckpt-run: restored image=000001");
+    place.go();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+}

@@ -2,6 +2,7 @@
 
 use std::process::{Command, Stdio};
 
+use super::snapshot_crash_and_end;
 use crate::harness::{
     ON_REQUEST, Place, apply, as_user, code, copy_environment, criu_prefix, stderr,
 };
@@ -28,13 +29,7 @@ print(server.accept()[0].recv(1), flush=True)
 #[apply(as_user)]
 fn connections_are_closed_at_a_restore_and_servers_come_back() {
     let place = Place::new();
-    let mut run = place.start_python(&ON_REQUEST, CONNECTED);
-    place.wait_for("out", "ready");
-    place.snapshot();
-    run.crash();
-    place.wait_for("err", "ckpt-run: restored image=000001");
-    place.go();
-    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    snapshot_crash_and_end(&place, place.start_python(&ON_REQUEST, CONNECTED));
     assert_eq!(place.text("out"), "ready\nBrokenPipeError\nb'y'\n");
 }
 
