@@ -1,11 +1,24 @@
 //! Users that may control the files and programs used by this process.
 
+use std::ffi::OsString;
 use std::fs;
+use std::io;
+use std::path::Path;
 
 use nix::unistd::{Gid, Group, Uid, User, geteuid};
 
 /// Variable in which sudo stores the calling user. A user who may run ckpt-run by sudo may run everything.
 const SUDO_VARIABLE: &str = "SUDO_UID";
+
+/// Variable with the user namespace before which a parent process checked the owners of folders. It is no setting, so it
+/// lacks their prefix.
+pub(crate) const CHECKED_VARIABLE: &str = "_CKPT_RUN_OWNERS_CHECKED";
+
+/// Name and value of a variable.
+pub(crate) type Variable = (&'static str, OsString);
+
+/// Link to the user namespace of this process.
+const NAMESPACE: &str = "/proc/self/ns/user";
 
 /// User on whose behalf this process acts.
 #[derive(Clone, Copy, Debug)]
@@ -13,8 +26,8 @@ pub(crate) struct ActingFor {
     pub user: u32,
     /// User who became root by sudo.
     pub caller: Option<u32>,
-    /// Number that the kernel shows for all users without a number in this user namespace, if root is one of them. Root
-    /// cannot be told from them in there.
+    /// Number that the kernel shows for root and other users without a number in this user namespace, if a parent process
+    /// checked the owners of folders before it entered the namespace.
     pub unmapped: Option<u32>,
 }
 
@@ -37,16 +50,17 @@ impl ActingFor {
     }
 }
 
-fn unmapped() -> Option<u32> {
-    let map = fs::read_to_string("/proc/self/uid_map").ok()?;
-    let overflow = fs::read_to_string("/proc/sys/kernel/overflowuid").ok()?;
-    without_root(&map).then(|| overflow.trim().parse().ok())?
+/// Returns the variable for programs that run on behalf of this process in a user namespace without root, which it has
+/// entered after it checked the owners of folders. It counts in this namespace only.
+pub(crate) fn owners_checked() -> io::Result<Variable> {
+    Ok((CHECKED_VARIABLE, fs::read_link(NAMESPACE)?.into()))
 }
 
-/// Returns true if user 0 has no number in a user namespace with this map: lines of first number, number outside, count.
-fn without_root(map: &str) -> bool {
-    let outside = |line: &str| line.split_whitespace().nth(1)?.parse().ok();
-    map.lines().filter_map(outside).all(|first: u32| first != 0)
+fn unmapped() -> Option<u32> {
+    let checked_in = std::env::var_os(CHECKED_VARIABLE)?;
+    let is_here = fs::read_link(NAMESPACE).is_ok_and(|here| here == Path::new(&checked_in));
+    let overflow = is_here.then(|| fs::read_to_string("/proc/sys/kernel/overflowuid"))?;
+    overflow.ok()?.trim().parse().ok()
 }
 
 /// Returns true if a group is its owner's private group, which most systems create for each user: it has the owner's
@@ -82,16 +96,14 @@ mod tests {
     }
 
     #[test]
-    fn unmapped_users_are_trusted_only_without_root() {
-        assert!(without_root("      1000       1000          1\n"));
-        assert!(!without_root("         0          0 4294967295\n"));
-        assert!(!without_root("0 1000 1\n1 0 65536\n"));
+    fn unmapped_users_are_trusted_only_after_a_check() {
         let alice = ActingFor {
             user: 1000,
             caller: None,
             unmapped: Some(65534),
         };
         assert!(alice.is_trusted(65534) && !alice.is_trusted(1001));
+        assert_eq!(ActingFor::of_this_process().unmapped, None);
     }
 
     #[test]

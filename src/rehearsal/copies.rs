@@ -24,6 +24,7 @@ use crate::mount_table::Mount;
 use crate::run::size;
 use crate::sandbox;
 use crate::store::check_new;
+use crate::trust::{self, Variable};
 
 /// Disk space that a copy must leave free, for the files that the job writes.
 const FREE_BYTES_MIN: u64 = 1 << 30;
@@ -38,6 +39,8 @@ pub(super) struct Copies {
     /// Content of the first copy. If a later copy differs, the runs would differ, too.
     first: Option<FolderContent>,
     is_mounted: bool,
+    /// Variable for programs in the user namespace that was entered, if one was.
+    variable: Option<Variable>,
 }
 
 impl Copies {
@@ -75,9 +78,10 @@ impl Copies {
         for place in [&*store, copy.path()] {
             check_new(place).map_err(|error| error.to_string())?;
         }
-        enter_namespace()
-            .map_err(|errno| format!("a separate mount namespace is not permitted: {errno}"))?;
+        let variable = enter_namespace()
+            .map_err(|error| format!("a separate mount namespace is not permitted: {error}"))?;
         Ok(Self {
+            variable,
             original,
             store,
             excluded,
@@ -95,6 +99,11 @@ impl Copies {
     /// Returns the working folder of the job.
     pub(super) fn path(&self) -> &Path {
         self.copy.path()
+    }
+
+    /// Returns the variable of programs that run in this process's namespaces.
+    pub(super) fn variable(&self) -> Option<Variable> {
+        self.variable.clone()
     }
 
     /// Returns a folder outside the mount for the trial's own folder: beside the store, or beside the working folder if
@@ -197,14 +206,22 @@ fn mount_in(folder: &Path) -> Option<PathBuf> {
     points.find(|point| point.starts_with(folder))
 }
 
-/// Enters a mount namespace that still receives the machine's mounts.
-fn enter_namespace() -> nix::Result<()> {
-    match unshare(CloneFlags::CLONE_NEWNS) {
-        Err(Errno::EPERM) => sandbox::enter_user_namespace(CloneFlags::CLONE_NEWNS)?,
-        other => other?,
-    }
+/// Enters a mount namespace that still receives the machine's mounts. Returns the variable for programs in a user
+/// namespace, if this process may only enter both.
+fn enter_namespace() -> io::Result<Option<Variable>> {
+    let variable = match unshare(CloneFlags::CLONE_NEWNS) {
+        Err(Errno::EPERM) => {
+            sandbox::enter_user_namespace(CloneFlags::CLONE_NEWNS)?;
+            Some(trust::owners_checked()?)
+        }
+        other => {
+            other?;
+            None
+        }
+    };
     let none = None::<&str>;
-    mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_SLAVE, none)
+    mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_SLAVE, none)?;
+    Ok(variable)
 }
 
 #[cfg(test)]

@@ -232,6 +232,7 @@ fn in_place(
         command: &options.command,
         folder: place,
         directory: copies.as_ref().ok().map(Copies::path),
+        variable: copies.as_ref().ok().and_then(Copies::variable),
         after_crash: AfterCrash::Restore,
         show: options.show.take(),
         interrupted: options.interrupted,

@@ -22,6 +22,7 @@ use crate::clock;
 use crate::config::{Loaded, Override};
 use crate::history::{self, Event};
 use crate::run::remove_work_folder;
+use crate::trust::Variable;
 
 /// Prefix of the folder's name; it begins with a dot because the job may list its folder.
 pub(super) const FOLDER_PREFIX: &str = ".ckpt-run-rehearsal-";
@@ -81,6 +82,8 @@ pub(super) struct Setup<'a> {
     pub folder: &'a Path,
     /// Working folder of the job; `None` for that of ckpt-run.
     pub directory: Option<&'a Path>,
+    /// Variable for ckpt-run.
+    pub variable: Option<Variable>,
     /// Reaction to the job's crash.
     pub after_crash: AfterCrash,
     /// Destination of a copy of the job's output and the supervisor's messages, besides their files.
@@ -151,6 +154,7 @@ impl<'a> Trial<'a> {
         if let Some(directory) = setup.directory {
             command.current_dir(directory).env("PWD", directory);
         }
+        command.envs(setup.variable);
         for (name, _) in std::env::vars_os() {
             // All settings are in the file, and the rehearsal is not the service that systemd waits for.
             if name.as_encoded_bytes().starts_with(b"CKPT_RUN_") || name == "NOTIFY_SOCKET" {

@@ -113,6 +113,7 @@ pub(super) fn run(
         command: &options.command,
         folder,
         directory: Some(copies.path()),
+        variable: copies.variable(),
         after_crash: AfterCrash::End,
         show: None,
         interrupted: options.interrupted,

@@ -7,9 +7,12 @@ use std::path::{Path, PathBuf};
 use crate::agent_client::{self, Token};
 use crate::config::Nccl;
 use crate::sandbox::JobUser;
+use crate::trust;
 
-/// Variables with systemd's messages to its own child; a job that used them would answer in place of ckpt-run.
-pub(crate) const NOT_FOR_THE_JOB: [&str; 6] = [
+/// Variables for ckpt-run alone: systemd's messages to its own child, which a job would answer in place of ckpt-run, and
+/// a rehearsal's.
+pub(crate) const NOT_FOR_THE_JOB: [&str; 7] = [
+    trust::CHECKED_VARIABLE,
     "NOTIFY_SOCKET",
     "WATCHDOG_PID",
     "WATCHDOG_USEC",

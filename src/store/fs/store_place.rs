@@ -9,6 +9,7 @@
 //! | of another user | if the user is root, or became root by sudo |
 //! | writable for a group or for all | with the sticky bit, if the entry in it belongs to a trusted user |
 //! | writable for a group | if the group has the name of the folder's owner and no other member; or, without root, if this user is a member |
+//! | of a user without a number in a rehearsal's user namespace | `rehearse` checked it before it entered the namespace |
 //! | in a container's volume | always: the container's creator is responsible |
 
 use std::ffi::OsStr;
