@@ -8,6 +8,8 @@ use serde_json::Value;
 
 use crate::harness::{Place, apply, as_root, code, stderr, stdout, wait_until};
 
+/// The Python module of jobs.
+const MODULE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/python");
 /// Options that skip the wait for the end of an endless job.
 const ENDLESS: [&str; 3] = ["--json", "--end-within", "0s"];
 /// Options that wait for the end of a job, which the test triggers.
@@ -15,7 +17,7 @@ const ENDING: [&str; 2] = ["--end-within", "10m"];
 
 /// Makes the job slow until the restored one has been snapshotted, and fast afterwards, without effect on its results.
 const PACE: &str = r#"
-import hashlib, json, os, random, sys, time
+import ckpt_run, hashlib, json, os, random, sys, time
 work, outside = sys.argv[1:]
 def pace(i):
     while not os.path.exists(outside + "/go"):
@@ -24,12 +26,13 @@ def pace(i):
 "#;
 
 /// Reads its state from a file and writes it back, with the file closed in between, as simulators with restart files
-/// do.
+/// do. No snapshot finds the file open.
 const CLOSED_STATE: &str = r#"
 for i in range(STEPS):
-    s = json.load(open("state")) if os.path.exists("state") else {"n": 0, "h": "x"}
-    s = {"n": s["n"] + 1, "h": hashlib.sha256((s["h"] + str(i)).encode()).hexdigest()}
-    with open("state", "w") as f: json.dump(s, f)
+    with ckpt_run.postpone():
+        s = json.load(open("state")) if os.path.exists("state") else {"n": 0, "h": "x"}
+        s = {"n": s["n"] + 1, "h": hashlib.sha256((s["h"] + str(i)).encode()).hexdigest()}
+        with open("state", "w") as f: json.dump(s, f)
     print(i, s["n"], s["h"][:16], flush=True)
     pace(i)
 "#;
@@ -59,7 +62,7 @@ impl Rehearsal {
         fs::write(place.file("work/job.py"), format!("{PACE}\n{script}")).unwrap();
         Self {
             place,
-            settings: Vec::new(),
+            settings: vec![("PYTHONPATH", MODULE)],
         }
     }
 
@@ -153,7 +156,9 @@ fn a_job_with_its_state_in_a_closed_file_passes() {
 #[apply(as_root)]
 fn file_missing_in_the_image_fails_with_name_and_setting() {
     let mut rehearsal = Rehearsal::new(&endless_closed_state());
-    rehearsal.settings = vec![("CKPT_RUN_FILES_KEEP_CONTENT", "0B")];
+    rehearsal
+        .settings
+        .push(("CKPT_RUN_FILES_KEEP_CONTENT", "0B"));
     let (code, report) = rehearsal.endless(&[]);
     assert_eq!(
         (code, &report["verdict"]),
@@ -172,10 +177,10 @@ fn file_missing_in_the_image_fails_with_name_and_setting() {
 #[apply(as_root)]
 fn wrongly_restored_job_fails_with_the_line() {
     let mut rehearsal = Rehearsal::new(&endless_closed_state());
-    rehearsal.settings = vec![
+    rehearsal.settings.extend([
         ("CKPT_RUN_FILES_KEEP_CONTENT", "0B"),
         ("CKPT_RUN_FILES_ON_LOST", "warn"),
-    ];
+    ]);
     let (code, report) = rehearsal.endless(&[]);
     assert_eq!(
         (code, &report["verdict"]),
@@ -241,7 +246,9 @@ fn a_job_that_neither_ends_nor_prints_is_inconclusive() {
 #[apply(as_root)]
 fn an_unkept_file_that_stays_as_it_is_is_inconclusive() {
     let mut rehearsal = Rehearsal::new(&format!("open('once', 'w').write('text')\n{COUNT}"));
-    rehearsal.settings = vec![("CKPT_RUN_FILES_KEEP_CONTENT", "0B")];
+    rehearsal
+        .settings
+        .push(("CKPT_RUN_FILES_KEEP_CONTENT", "0B"));
     let rehearsed = rehearsal.to_the_end();
     let words = [
         "/work/once (4 B: beyond files.keep_content",
