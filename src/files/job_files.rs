@@ -149,10 +149,8 @@ impl JobFiles {
     #[must_use]
     pub fn changes_so_far(&self, id: u64) -> Option<SoFar> {
         let mut state = locked(&self.state);
-        if let Err(error) = state.marker.as_ref()?.mark(id, Mark::Prepared) {
-            // At the freeze, this counts as a gap.
-            tracing::debug!(%error, "cannot list the changes before the freeze");
-            state.marker = None;
+        if let Err(reason) = request(&mut state, id, Mark::Prepared) {
+            tracing::debug!(reason, "cannot list the changes before the freeze");
             return None;
         }
         state.record.catch_up().ok()?;
@@ -370,18 +368,33 @@ fn time_of(record: &Record, earlier: Option<&(u64, Arc<KeptFiles>)>) -> usize {
     earlier.map_or(0, |(id, _)| record.time_of(*id))
 }
 
-/// Has the watcher write a mark for the image, and reads the record up to the mark. If there is no watcher, returns the
-/// reason; the record then has a gap and a mark.
-fn mark(state: &mut State, id: u64) -> Option<String> {
-    let marked = state.marker.as_ref();
-    let marked = marked.map(|marker| marker.mark(id, Mark::Frozen));
-    let reason = match marked {
-        None => Some("no watcher records the job's changes".to_owned()),
-        Some(Err(error)) => Some(error.to_string()),
-        Some(Ok(())) => None,
+/// Has the watcher write a mark for the image.
+///
+/// # Errors
+/// The reason why there is no mark.
+fn request(state: &mut State, id: u64, mark: Mark) -> Result<(), String> {
+    let Some(marker) = &mut state.marker else {
+        return Err("no watcher records the job's changes".to_owned());
     };
-    let written = reason.as_ref().map_or(Ok(()), |reason| {
+    let marked = marker.catch_up(mark).and_then(|was_late| {
+        if was_late {
+            // Changes of a running job may have been recorded before that mark.
+            let reason = MarkerError::Late.to_string();
+            append(state.record.path(), &[Line::Gap { reason }]).map_err(MarkerError::Gone)?;
+        }
+        marker.mark(id, mark)
+    });
+    if matches!(marked, Err(MarkerError::Gone(_))) {
         state.marker = None;
+    }
+    marked.map_err(|error| error.to_string())
+}
+
+/// Has the watcher write a mark for the image, and reads the record up to the mark. If there is no mark, returns the
+/// reason; the record then has a gap and a mark of the supervisor's.
+fn mark(state: &mut State, id: u64) -> Option<String> {
+    let reason = request(state, id, Mark::Frozen).err();
+    let written = reason.as_ref().map_or(Ok(()), |reason| {
         let gap = Line::Gap {
             reason: reason.clone(),
         };

@@ -16,6 +16,8 @@ use crate::clock;
 
 /// Time limit for a watcher to write all changes to the record. The job is frozen meanwhile.
 const MARK_LIMIT: Duration = Duration::from_secs(5);
+/// Time limit for a late answer while the job is frozen.
+const LATE_LIMIT: Duration = Duration::from_millis(1);
 /// Time limit for an earlier sandbox to exit.
 const ENDING_LIMIT: Duration = Duration::from_secs(30);
 /// Interval between two checks of a sandbox that is exiting.
@@ -36,13 +38,21 @@ pub(super) enum Mark {
 
 /// The watcher has not written a mark.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot reach the process that watches the job's files")]
-pub struct MarkerError(#[source] io::Error);
+pub enum MarkerError {
+    /// The watcher is delayed, for example by a disk that does not respond.
+    #[error("the process that watches the job's files did not answer in time")]
+    Late,
+    /// The watcher has exited.
+    #[error("cannot reach the process that watches the job's files")]
+    Gone(#[source] io::Error),
+}
 
 /// The connection to a watcher.
 #[derive(Debug)]
 pub struct Marker {
     socket: UnixStream,
+    /// Answers that did not arrive in time.
+    late: usize,
 }
 
 impl Marker {
@@ -54,9 +64,8 @@ impl Marker {
         let log = locked_record(record)?;
         // From here on, the watcher and pid 1 hold the lock.
         let log = OwnedFd::from(log.into_file());
-        let (ours, theirs) = UnixStream::pair()?;
-        ours.set_read_timeout(Some(MARK_LIMIT))?;
-        Ok((Self { socket: ours }, [log, theirs.into()]))
+        let (socket, theirs) = UnixStream::pair()?;
+        Ok((Self { socket, late: 0 }, [log, theirs.into()]))
     }
 
     /// Waits until the watcher is running.
@@ -64,20 +73,51 @@ impl Marker {
     /// # Errors
     /// The watcher has exited or does not answer.
     pub fn wait(&self) -> Result<(), MarkerError> {
-        let mut answer = [0];
-        (&self.socket).read_exact(&mut answer).map_err(MarkerError)
+        self.answer(MARK_LIMIT)
     }
 
-    /// Has the watcher write all changes up to now and a mark for this image. Returns when they are written.
+    /// Waits for answers that did not arrive in time. Returns true if there were any: the watcher has written these
+    /// marks later than the supervisor counted on.
+    ///
+    /// # Errors
+    /// The watcher has exited or still does not answer.
+    pub fn catch_up(&mut self, mark: Mark) -> Result<bool, MarkerError> {
+        let was_late = self.late > 0;
+        let limit = match mark {
+            Mark::Prepared => MARK_LIMIT,
+            Mark::Frozen => LATE_LIMIT,
+        };
+        while self.late > 0 {
+            self.answer(limit)?;
+            self.late -= 1;
+        }
+        Ok(was_late)
+    }
+
+    /// Has the watcher write all changes up to now and a mark for this image. Returns when they are written. Must not be
+    /// called before [`Marker::catch_up`] has succeeded.
     ///
     /// # Errors
     /// The watcher has exited or does not answer.
-    pub fn mark(&self, image: u64, mark: Mark) -> Result<(), MarkerError> {
+    pub fn mark(&mut self, image: u64, mark: Mark) -> Result<(), MarkerError> {
         let mut request = [mark as u8; MARK_BYTES];
         request[1..].copy_from_slice(&image.to_le_bytes());
         let sent = (&self.socket).write_all(&request);
-        sent.map_err(MarkerError)?;
-        self.wait()
+        sent.map_err(MarkerError::Gone)?;
+        let answered = self.answer(MARK_LIMIT);
+        if matches!(answered, Err(MarkerError::Late)) {
+            self.late += 1;
+        }
+        answered
+    }
+
+    fn answer(&self, limit: Duration) -> Result<(), MarkerError> {
+        let limited = self.socket.set_read_timeout(Some(limit));
+        let answered = limited.and_then(|()| (&self.socket).read_exact(&mut [0]));
+        answered.map_err(|error| match error.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => MarkerError::Late,
+            _ => MarkerError::Gone(error),
+        })
     }
 }
 
@@ -117,5 +157,27 @@ pub(super) fn empty(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         Ok(()) | Err(_) => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_late_watcher_is_used_again_once_it_has_answered() {
+        let (socket, mut watcher) = UnixStream::pair().unwrap();
+        let mut marker = Marker { socket, late: 1 };
+        assert!(matches!(
+            marker.catch_up(Mark::Frozen),
+            Err(MarkerError::Late)
+        ));
+        watcher.write_all(&[DONE, DONE]).unwrap();
+        assert!(marker.catch_up(Mark::Frozen).unwrap());
+        assert!(!marker.catch_up(Mark::Prepared).unwrap());
+        marker.mark(1, Mark::Frozen).unwrap();
+        drop(watcher);
+        let failed = marker.mark(2, Mark::Frozen);
+        assert!(matches!(failed, Err(MarkerError::Gone(_))), "{failed:?}");
     }
 }

@@ -10,6 +10,7 @@ use super::counter_job::{
 };
 use crate::harness::{
     Place, Run, apply, as_root, descendants, lines, stderr, wait_until, wait_until_gone,
+    wait_until_or,
 };
 
 /// Writes each number in all possible ways.
@@ -157,9 +158,10 @@ fn refused_until_undone(change: impl Fn(&Place), undo: impl Fn(&Place), words: &
 /// Restores the job by the same command line and checks that its run equals an uninterrupted one.
 fn goes_on(place: &Place) {
     let mut again = start_again(place);
-    wait_until(&format!("the restore; {}", place.text("err")), || {
-        said(place, "restored image=") == 1
-    });
+    wait_until_or(
+        || format!("the restore; {}", place.text("err")),
+        || said(place, "restored image=") == 1,
+    );
     wait_for_progress(place);
     fs::write(place.file("stop"), "").expect("written");
     assert_eq!(again.wait(), 0, "{}", place.text("err"));
@@ -269,9 +271,10 @@ fn only_the_requested_image_is_restored() {
     assert_eq!(counted(&place), count);
     // The newest image was not abandoned because of it.
     let mut again = start(&place, &script);
-    wait_until(&format!("the restore; {}", place.text("err")), || {
-        said(&place, "restored image=000003") == 1
-    });
+    wait_until_or(
+        || format!("the restore; {}", place.text("err")),
+        || said(&place, "restored image=000003") == 1,
+    );
     finish_counter(&place, &mut again);
 }
 

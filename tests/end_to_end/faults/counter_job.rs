@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::harness::{ON_REQUEST, Place, Run, descendants, lines, wait_until};
+use crate::harness::{ON_REQUEST, Place, Run, descendants, lines, wait_until, wait_until_or};
 
 /// Counts in memory, with a helper thread and a child, and writes each number to stdout, to a log opened in mode `w`
 /// and to a counter file that it reads back. Ends when the file `stop` exists.
@@ -102,9 +102,10 @@ pub fn counted(place: &Place) -> usize {
 /// Waits until [`COUNTER`] has made progress.
 pub fn wait_for_progress(place: &Place) {
     let before = counted(place);
-    wait_until(&format!("progress; {}", place.text("err")), || {
-        counted(place) > before + 1
-    });
+    wait_until_or(
+        || format!("progress; {}", place.text("err")),
+        || counted(place) > before + 1,
+    );
 }
 
 /// Begins a snapshot without waiting for it.
@@ -120,9 +121,10 @@ pub fn begin_snapshot(place: &Place) -> Child {
 
 /// Takes a snapshot, repeating a request that was refused.
 pub fn snapshot_at_last(place: &Place) {
-    wait_until(&format!("a snapshot; {}", place.text("err")), || {
-        place.verb(&["snapshot"]).status.success()
-    });
+    wait_until_or(
+        || format!("a snapshot; {}", place.text("err")),
+        || place.verb(&["snapshot"]).status.success(),
+    );
 }
 
 /// Returns the processes below the supervisor that have this argument.

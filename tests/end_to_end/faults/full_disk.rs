@@ -10,7 +10,7 @@ use super::counter_job::{
     COUNTER, crash_and_finish, finish_counter, said, start_with, wait_for_progress,
     wait_for_the_first_line,
 };
-use crate::harness::{Place, Run, apply, as_root, stderr, wait_until};
+use crate::harness::{Place, Run, apply, as_root, stderr, wait_until_or};
 
 /// Size of the disk: room for the store's copy of the program and a few images.
 const DISK_BYTES: u64 = 400 << 20;
@@ -110,9 +110,10 @@ fn a_full_disk_fails_the_snapshot_and_nothing_else() {
     assert!(verified.status.success());
     // Even a crash on a full disk does not end the run.
     run.crash();
-    wait_until(&format!("the restore; {}", place.text("err")), || {
-        said(&place, "restored image=") == 1
-    });
+    wait_until_or(
+        || format!("the restore; {}", place.text("err")),
+        || said(&place, "restored image=") == 1,
+    );
     wait_for_progress(&place);
 
     fs::remove_file(filler).expect("space is freed");
@@ -155,9 +156,10 @@ fn full_disk_for_cut_off_data_ends_the_run() {
 
     fs::remove_file(filler).expect("space is freed");
     let mut run = start_checked(&place, "0B");
-    wait_until(&format!("the restore; {}", place.text("err")), || {
-        said(&place, "restored image=000002") == 1
-    });
+    wait_until_or(
+        || format!("the restore; {}", place.text("err")),
+        || said(&place, "restored image=000002") == 1,
+    );
     finish_counter(&place, &mut run);
 }
 

@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::process::{Command, Stdio};
 
 use super::counter_job::{start_with, wait_for_the_first_line};
-use crate::harness::{Place, Run, apply, as_root, lines, wait_until, wait_until_gone};
+use crate::harness::{Place, Run, apply, as_root, lines, wait_until_gone, wait_until_or};
 
 /// Writes numbers to stdout, the same with an `e` to stderr, and progress to `log`.
 const TALK: &str = r#"
@@ -27,9 +27,10 @@ fn counted(place: &Place) -> usize {
 
 fn progress(place: &Place) {
     let before = counted(place);
-    wait_until(&format!("progress; {}", place.text("err")), || {
-        counted(place) > before + 3
-    });
+    wait_until_or(
+        || format!("progress; {}", place.text("err")),
+        || counted(place) > before + 3,
+    );
 }
 
 /// Takes a snapshot, crashes the job, repeats both, and ends it.

@@ -12,7 +12,7 @@ mod scripts;
 
 pub use jobs::{COUNT, ON_REQUEST, UNTIL_GO, lines};
 pub use macro_rules_attribute::apply;
-pub use outcome::{LIMIT, code, stderr, stdout, wait_until};
+pub use outcome::{LIMIT, code, stderr, stdout, wait_until, wait_until_or};
 pub use place::Place;
 pub use privilege::{Ordinary, Privilege, installed, skip};
 pub(crate) use privilege::{as_root, as_root_and_user, as_user};

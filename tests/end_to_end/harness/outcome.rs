@@ -11,10 +11,15 @@ pub const LIMIT: Duration = Duration::from_secs(180);
 pub const POLL: Duration = Duration::from_millis(10);
 
 /// Waits until a condition holds; fails with a message after [`LIMIT`].
-pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+pub fn wait_until(what: &str, holds: impl FnMut() -> bool) {
+    wait_until_or(|| what.to_owned(), holds);
+}
+
+/// Does the same as [`wait_until`], with a message about the end of the wait.
+pub fn wait_until_or(what: impl Fn() -> String, mut holds: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !holds() {
-        assert!(begun.elapsed() < LIMIT, "waited too long for {what}");
+        assert!(begun.elapsed() < LIMIT, "waited too long for {}", what());
         std::thread::sleep(POLL);
     }
 }

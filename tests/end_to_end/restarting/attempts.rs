@@ -8,6 +8,7 @@ use nix::unistd::Pid;
 
 use crate::harness::{
     ON_REQUEST, Place, Run, apply, as_root, criu_script, descendants, wait_until, wait_until_gone,
+    wait_until_or,
 };
 
 /// Writes lines that differ between attempts: each contains the random number of the previous line. Ends when the file
@@ -49,9 +50,10 @@ fn length(place: &Place) -> usize {
 }
 
 fn wait_for_output_beyond(place: &Place, bytes: usize) {
-    wait_until(&format!("output; {}", place.text("err")), || {
-        length(place) > bytes + 200
-    });
+    wait_until_or(
+        || format!("output; {}", place.text("err")),
+        || length(place) > bytes + 200,
+    );
 }
 
 /// Creates a run of the script with this many images, and output beyond the newest one.
