@@ -181,7 +181,8 @@ fn job_failing_at_the_same_place_ends_despite_new_images() {
     let said = place.text("err");
     assert!(said.contains("times without getting further"), "{said}");
     let images = restoring(&place);
-    assert!(images.is_sorted_by(|one, next| one > next), "{images:?}");
+    // Only the oldest may be restored twice.
+    assert!(images.is_sorted_by(|one, next| one >= next), "{said}");
     let (_, restored) = said.split_once("ckpt-run: restored").expect("a restore");
     assert!(restored.contains("ckpt-run: snapshot"), "{said}");
 }

@@ -113,10 +113,10 @@ first = os.fork()
 if first == 0:
     os.setsid()
     if os.fork() != 0: os._exit(0)
+    here = os.getcwd()
     os.chdir("/")
     null = os.open("/dev/null", os.O_RDWR)
     for n in 0, 1, 2: os.dup2(null, n)
-    here = os.environ["PWD"]
     os.chdir(here)
     ask, answer = open("ask", "rb", 0), open("answer", "wb", 0)
     state = hashlib.sha256()
