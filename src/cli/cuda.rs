@@ -24,7 +24,7 @@ const REFUSED: u8 = 1;
 
 /// The text below `--help` of the verb, in lines that fit a terminal of 100 columns.
 pub(super) const HELP: &str = "\
-Pids are those that this process sees. The output is the final state of each process.
+Pids are those of this process's PID namespace. The output is the final state of each process.
 `lock` and `suspend` act on all processes or none, so that ranks that wait for each other do not
 deadlock. `checkpoint`, `restore` and `unlock` are the driver's single steps; they undo nothing.
 Ctrl-C does not interrupt: a process whose checkpoint is interrupted is lost.
@@ -47,7 +47,7 @@ pub(super) enum CudaVerb {
     Gpus,
     /// Print the state of each process: running, locked, checkpointed or failed
     State(Pids),
-    /// Print the driver's thread in each process
+    /// Print the id of the driver's restore thread in each process
     Tid(Pids),
     /// Wait for the GPU work of all processes, then block their CUDA calls
     Lock(Stop),
@@ -59,7 +59,7 @@ pub(super) enum CudaVerb {
     Unlock(Pids),
     /// Suspend running processes, or resume suspended ones
     Toggle(Toggle),
-    /// Lock and checkpoint; the processes stay suspended when this ends
+    /// Lock and checkpoint; the processes stay suspended after this command
     Suspend(Stop),
     /// Restore and unlock
     Resume(Return),
@@ -125,7 +125,7 @@ fn act(driver: &Driver, verb: &CudaVerb, map: GpuMap) -> Result<Outcome, Failure
     {
         return Ok(Outcome {
             lines: states(driver, &pids),
-            failure: Some(cannot(&error)),
+            failure: Some(chain(&error)),
         });
     }
     match verb {
@@ -189,7 +189,7 @@ fn step(driver: &Driver, pids: &Pids, step: &Step, to: State) -> Result<Outcome,
     let mut lines = states(driver, &pids);
     for line in &mut lines {
         match failed.iter().find(|error| error.pid == line.pid) {
-            Some(error) => line.error = Some(cannot(error)),
+            Some(error) => line.error = Some(chain(error)),
             None => line.expect(to),
         }
     }
@@ -239,7 +239,7 @@ impl Outcome {
                 }
                 None
             }
-            Err(error) => Some(cannot(&error)),
+            Err(error) => Some(chain(&error)),
         };
         Self { lines, failure }
     }
@@ -292,20 +292,15 @@ fn threads(driver: &Driver, pids: &[i32]) -> Vec<Line> {
 fn told<T>(result: Result<T, CallError>) -> (Option<T>, Option<String>) {
     match result {
         Ok(value) => (Some(value), None),
-        Err(error) => (None, Some(cannot(&error))),
+        Err(error) => (None, Some(chain(&error))),
     }
 }
 
 fn refused(error: &dyn std::error::Error) -> Failure {
     Failure {
-        text: cannot(error),
+        text: chain(error),
         code: REFUSED,
     }
-}
-
-/// Returns the words of an error of [`crate::cuda`], which name the failed operation.
-fn cannot(error: &dyn std::error::Error) -> String {
-    format!("cannot {}", chain(error))
 }
 
 #[cfg(test)]

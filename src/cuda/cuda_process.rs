@@ -269,7 +269,10 @@ mod tests {
         let process = process(&fake);
         process.lock(Duration::from_millis(5)).unwrap();
         let text = process.checkpoint().unwrap_err().to_string();
-        assert!(text.starts_with("checkpoint CUDA process 7: "), "{text}");
+        assert!(
+            text.starts_with("cannot checkpoint CUDA process 7: "),
+            "{text}"
+        );
         assert!(
             text.contains("801") && text.contains("managed memory"),
             "{text}"

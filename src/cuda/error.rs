@@ -1,4 +1,4 @@
-//! Errors of the driver, in words that a user can act on.
+//! Errors of the CUDA driver, with a remedy where one is known.
 //!
 //! A failed call names the pid, the call and CUDA's own code. Errors of operations on many processes are in
 //! [`super::job_processes`].
@@ -17,11 +17,11 @@ use crate::known_errors::{self, Symptom};
 #[derive(Debug, Error)]
 pub enum LoadError {
     /// No GPU driver is loaded, or no GPU was given to this container.
-    #[error("find an NVIDIA GPU: neither /dev/nvidiactl nor /dev/nvidia0 exists")]
+    #[error("cannot find an NVIDIA GPU: neither /dev/nvidiactl nor /dev/nvidia0 exists")]
     NoDevice,
     /// The device nodes exist but the driver's library does not.
     #[error(
-        "load {library}: it comes with the NVIDIA driver (in a container: \
+        "cannot load {library}: install the NVIDIA driver, which contains it (in a container: \
          NVIDIA_DRIVER_CAPABILITIES needs \"compute\")"
     )]
     Library {
@@ -33,8 +33,8 @@ pub enum LoadError {
     },
     /// The library exists but lacks a required function.
     #[error(
-        "use the NVIDIA driver {version}: it has no {symbol}; drivers 570 and newer have \
-         (the job still runs, without snapshots of GPU memory)"
+        "cannot use the NVIDIA driver {version}: it has no {symbol}; install driver 570 or newer \
+         (without it, jobs run, but their GPU memory cannot be snapshotted)"
     )]
     TooOld {
         /// The missing function.
@@ -43,7 +43,7 @@ pub enum LoadError {
         version: String,
     },
     /// The library does not return its version.
-    #[error("ask the CUDA driver for its version: {code}")]
+    #[error("cannot query the version of the CUDA driver: {code}")]
     Version {
         /// The driver's result.
         code: Code,
@@ -54,7 +54,7 @@ pub enum LoadError {
 #[derive(Debug, Error)]
 pub enum GpuError {
     /// A file of the kernel driver cannot be read.
-    #[error("read {path}")]
+    #[error("cannot read {path}")]
     Read {
         /// The file or folder.
         path: String,
@@ -63,10 +63,10 @@ pub enum GpuError {
         source: std::io::Error,
     },
     /// Neither source of the list exists.
-    #[error("list the GPUs: no libnvidia-ml.so.1 and no /proc/driver/nvidia/gpus")]
+    #[error("cannot list the GPUs: neither libnvidia-ml.so.1 nor /proc/driver/nvidia/gpus exists")]
     NoSource,
     /// The management library returned an error.
-    #[error("list the GPUs by NVML")]
+    #[error("cannot list the GPUs with NVML")]
     Nvml(#[from] nvml_wrapper::error::NvmlError),
 }
 
@@ -129,9 +129,9 @@ impl fmt::Display for Call {
     }
 }
 
-/// A failed call on one process.
+/// A failed driver call on one process.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("{call} CUDA process {pid}: {code}{}", Advice(*call, code.number))]
+#[error("cannot {call} CUDA process {pid}: {code}{}", Advice(*call, code.number))]
 pub struct CallError {
     /// The process, by its pid as the calling process sees it.
     pub pid: i32,
@@ -158,7 +158,7 @@ impl fmt::Display for Advice {
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum LockError {
     /// The submitted GPU work was not finished in time. The process continues to compute.
-    #[error("lock CUDA process {pid}: its GPU work did not finish within {timeout:?}")]
+    #[error("cannot lock CUDA process {pid}: its GPU work did not finish within {timeout:?}")]
     TimedOut {
         /// The process.
         pid: i32,
@@ -170,21 +170,21 @@ pub enum LockError {
     Call(#[from] CallError),
 }
 
-/// The driver takes no map of GPUs. Nothing was done.
+/// The driver does not support a map of GPUs. Nothing was done.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error(
-    "restore onto other GPUs with the NVIDIA driver {version}: drivers 580 and newer (CUDA 13.0) \
-     can, this one restores onto the same GPUs only"
+    "cannot restore onto other GPUs with the NVIDIA driver {version}: install driver 580 or newer (CUDA 13.0), \
+     or restore onto the same GPUs"
 )]
 pub struct MapError {
     /// The driver.
     pub version: DriverVersion,
 }
 
-/// A process was not restored onto other GPUs. It stays checkpointed, unless the driver's code says otherwise.
+/// A process was not restored onto other GPUs. It stays checkpointed, unless the driver's code means something else.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum RestoreOntoError {
-    /// The driver takes no map.
+    /// The driver does not support a map.
     #[error(transparent)]
     Map(#[from] MapError),
     /// The driver refused.
@@ -196,7 +196,7 @@ pub enum RestoreOntoError {
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum WaitError {
     /// The process was in another state the whole time.
-    #[error("see CUDA process {pid} {wanted} within {waited:.1?}: it is {last}")]
+    #[error("CUDA process {pid} was not {wanted} within {waited:.1?}: it is {last}")]
     TimedOut {
         /// The process.
         pid: i32,
@@ -208,7 +208,9 @@ pub enum WaitError {
         waited: Duration,
     },
     /// The driver reports the process as failed: its state will never change.
-    #[error("see CUDA process {pid} {wanted}: it has failed, which is final; end it")]
+    #[error(
+        "CUDA process {pid} cannot become {wanted}: its CUDA state has failed permanently; end the process"
+    )]
     Failed {
         /// The process.
         pid: i32,

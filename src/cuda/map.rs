@@ -23,7 +23,7 @@ pub struct GpuPair {
 
 /// A map of GPUs for a restore. If it is empty, each GPU stays the same.
 ///
-/// A map that is not empty must name **every** GPU that the driver showed to the process where it was suspended,
+/// A map that is not empty must name **every** GPU that was visible to the process when it was suspended,
 /// including unchanged GPUs and those hidden by `CUDA_VISIBLE_DEVICES`. If one is missing, the driver returns 1,
 /// invalid value, and restores nothing (driver 580.159). The new GPU must be of the same model with as much free
 /// memory. The capability for a map is in [`Capabilities::gpu_map`](super::Capabilities::gpu_map).
@@ -36,7 +36,9 @@ pub struct GpuMap(Vec<GpuPair>);
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum GpuMapError {
     /// A part of the text is not a pair.
-    #[error("read {given:?} as a pair of GPUs: write OLD=NEW,OLD=NEW with the UUIDs of GPUs")]
+    #[error(
+        "cannot read {given:?} as a pair of GPUs: write OLD=NEW,OLD=NEW with the UUIDs of GPUs"
+    )]
     Pair {
         /// The part.
         given: String,
@@ -45,25 +47,27 @@ pub enum GpuMapError {
     #[error(transparent)]
     Uuid(#[from] UuidError),
     /// An old GPU has two new GPUs.
-    #[error("map {old} twice: each old GPU has one new GPU")]
+    #[error("cannot map {old} twice: each old GPU has one new GPU")]
     OldTwice {
         /// The GPU that is named more than once.
         old: GpuUuid,
     },
     /// Two old GPUs have the same new GPU.
-    #[error("map two GPUs onto {new}: each new GPU takes the place of one old GPU")]
+    #[error("cannot map two GPUs onto {new}: each new GPU replaces one old GPU")]
     NewTwice {
         /// The GPU that is named more than once.
         new: GpuUuid,
     },
     /// More pairs than any machine has GPUs.
-    #[error("map more than {most} GPUs")]
+    #[error("cannot map more than {most} GPUs")]
     TooMany {
         /// The supported number.
         most: usize,
     },
     /// Too few GPUs to replace the missing ones.
-    #[error("find a GPU in the place of {old}: the process had {had} GPUs and here are {here}")]
+    #[error(
+        "cannot find a replacement for {old}: the process had {had} GPUs, this machine has {here}"
+    )]
     TooFew {
         /// The first GPU without a replacement.
         old: GpuUuid,

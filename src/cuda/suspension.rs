@@ -196,7 +196,7 @@ mod tests {
         let toggle = || toggle_all(&driver(&fake), &PIDS, &SuspendOptions::default(), &same);
         let text = toggle().unwrap_err().to_string();
         assert!(
-            text.contains("process 301 running and process 300 suspended"),
+            text.contains("process 301 running, process 300 suspended"),
             "{text}"
         );
         assert_eq!(process.toggle(SHORT).unwrap(), State::Running);

@@ -24,7 +24,9 @@ pub struct GpuUuid([u8; 16]);
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum UuidError {
     /// The text names a part of a GPU. The driver's documentation does not specify if it restores onto such a part.
-    #[error("read {given:?}: it names a MIG instance, and only whole GPUs (GPU-...) can be mapped")]
+    #[error(
+        "cannot map {given:?}: it is a MIG instance, and only whole GPUs (GPU-...) can be mapped"
+    )]
     Mig {
         /// The given text.
         given: String,
@@ -32,8 +34,8 @@ pub enum UuidError {
     /// The text is neither a GPU's UUID nor an instance's. The short forms that `CUDA_VISIBLE_DEVICES` accepts are
     /// refused as well: they have a meaning only on the machine where they were written.
     #[error(
-        "read {given:?}: it is no GPU's UUID, which is written as in \
-         GPU-6d1c2d4e-7d8a-41f3-9d0e-1c2d3e4f5a6b (`ckpt-run cuda gpus` lists them)"
+        "{given:?} is not the UUID of a GPU, such as GPU-6d1c2d4e-7d8a-41f3-9d0e-1c2d3e4f5a6b \
+         (`ckpt-run cuda gpus` lists them)"
     )]
     Form {
         /// The given text.

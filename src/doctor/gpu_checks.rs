@@ -20,7 +20,7 @@ fn check_of(inventory: Result<Inventory, GpuError>) -> Check {
     let Inventory { driver, gpus } = match inventory {
         Ok(inventory) => inventory,
         Err(error) => {
-            let detail = format!("cannot {error}{}", sources_of(&error));
+            let detail = format!("{error}{}", sources_of(&error));
             return Check::note(NAME, detail, "check if nvidia-smi works");
         }
     };

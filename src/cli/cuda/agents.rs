@@ -15,17 +15,17 @@ const HELLO_LIMIT: Duration = Duration::from_secs(1);
 #[derive(Debug, thiserror::Error)]
 pub(super) enum BoundError {
     #[error(
-        "suspend process {pid}: the driver alone does not bring its GPU memory back, of which a snapshot has kept some \
-         on the GPU or other processes have some too; `ckpt-run pause --store {store}` suspends its job"
+        "cannot suspend process {pid}: the driver alone would lose GPU memory that it shares with other processes or \
+         that a snapshot left on the GPU; `ckpt-run pause --store {store}` suspends the whole job"
     )]
     Bound { pid: i32, store: String },
-    #[error("suspend process {pid}, whose GPU memory may be more than the driver's own")]
+    #[error("cannot suspend process {pid}: its agent does not report which GPU memory it holds")]
     Agent {
         pid: i32,
         #[source]
         source: AgentError,
     },
-    #[error("ask the processes for their GPU memory")]
+    #[error("cannot create a socket for requests to the agents of the processes")]
     Socket(#[from] io::Error),
 }
 

@@ -126,11 +126,11 @@ impl Onto {
             (None, _) => Ok(GpuMap::default()),
             (Some(MapArgument::Given(map)), []) => Ok(map.clone()),
             (Some(MapArgument::Given(_)), _) => Err(wrong(
-                "--from goes with --gpu-map auto; a map that is given names the old GPUs itself",
+                "--from requires --gpu-map auto; a map OLD=NEW names the old GPUs itself",
             )),
             (Some(MapArgument::Auto), []) => Err(wrong(
-                "--gpu-map auto needs --from OLD,OLD: the UUIDs of all GPUs that were visible to the process where it \
-                 was suspended, which it does not tell (`ckpt-run show` has an image's)",
+                "--gpu-map auto needs --from OLD,OLD: the UUIDs of all GPUs that were visible to the process when it \
+                 was suspended (`ckpt-run show` prints those of an image)",
             )),
             (Some(MapArgument::Auto), old) => {
                 GpuMap::onto(old, &here()?).map_err(|error| refused(&error))

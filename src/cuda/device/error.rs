@@ -6,14 +6,14 @@ use crate::cuda::sys;
 use crate::cuda::{Code, GpuUuid, LoadError};
 
 /// The reason why an operation on a GPU's memory failed. A partial operation is undone; the GPU can still be used,
-/// unless the driver's code says otherwise.
+/// unless the driver's code means something else.
 #[derive(Debug, Error)]
 pub enum DeviceError {
     /// No usable driver exists.
     #[error(transparent)]
     Load(#[from] LoadError),
     /// The driver refused.
-    #[error("call {call}: {code}")]
+    #[error("{call} failed: {code}")]
     Call {
         /// The function.
         call: &'static str,
@@ -22,17 +22,17 @@ pub enum DeviceError {
     },
     /// The driver does not show this GPU.
     #[error(
-        "find {gpu} among the {count} GPUs that CUDA shows: see `ckpt-run cuda gpus`, and \
-             whether the container was given it"
+        "cannot find {gpu} among the {count} GPUs that CUDA can use; `ckpt-run cuda gpus` lists them; in a container, \
+         make the GPU available"
     )]
     NoSuchGpu {
         /// The requested GPU.
         gpu: GpuUuid,
-        /// The number of processes.
+        /// The number of GPUs that CUDA can use.
         count: usize,
     },
     /// A length is not a multiple of the GPU's page size, which exportable memory requires.
-    #[error("take {len} bytes of GPU memory: it comes in multiples of {granularity}")]
+    #[error("cannot allocate {len} bytes of GPU memory: not a multiple of {granularity} bytes")]
     Length {
         /// The requested length.
         len: u64,
@@ -40,13 +40,13 @@ pub enum DeviceError {
         granularity: u64,
     },
     /// Imported memory is larger than the length that its exporter reported.
-    #[error("import {len} bytes of GPU memory: the memory behind the descriptor is larger")]
+    #[error("cannot import {len} bytes of GPU memory: the memory behind the descriptor is larger")]
     Larger {
         /// The reported length.
         len: u64,
     },
     /// A copy would exceed the memory or the buffer.
-    #[error("copy {len} bytes at {offset} of GPU memory: there are {available}")]
+    #[error("cannot copy {len} bytes at offset {offset} of GPU memory: it has {available} bytes")]
     Range {
         /// The first byte.
         offset: u64,
@@ -56,7 +56,7 @@ pub enum DeviceError {
         available: u64,
     },
     /// A copy would be between two GPUs.
-    #[error("copy from {from} to {to} within one GPU")]
+    #[error("cannot copy from {from} to {to}: copies are possible within one GPU only")]
     OtherGpu {
         /// The GPU of the memory.
         from: GpuUuid,
@@ -64,7 +64,7 @@ pub enum DeviceError {
         to: GpuUuid,
     },
     /// The driver reported success but returned no result.
-    #[error("call {call}: it gave nothing")]
+    #[error("{call} returned no result")]
     Nothing {
         /// The function.
         call: &'static str,

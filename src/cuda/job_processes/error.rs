@@ -11,12 +11,12 @@ use crate::cuda::state::State;
 /// A failed operation on the whole job. Completed steps were undone as far as possible.
 #[derive(Debug, Error)]
 pub enum TreeError {
-    /// The driver takes no map of GPUs. Nothing was done.
+    /// The driver does not support a map of GPUs. Nothing was done.
     #[error(transparent)]
     Map(#[from] MapError),
     /// A process was not computing at the start, so ckpt-run must neither stop nor resume it. Nothing was done to any
     /// process.
-    #[error("lock CUDA process {pid}: it is {state}{}", hint(*state))]
+    #[error("cannot lock CUDA process {pid}: it is {state}{}", hint(*state))]
     NotRunning {
         /// The first such process.
         pid: i32,
@@ -28,7 +28,8 @@ pub enum TreeError {
     Query(#[from] CallError),
     /// Some of the processes are suspended and some are not. Nothing was done.
     #[error(
-        "toggle CUDA processes: {} running and {} suspended; name those of one kind",
+        "cannot toggle CUDA processes in different states: {} running, {} suspended; name only running or only suspended \
+         processes",
         Pids(running),
         Pids(suspended)
     )]
@@ -39,7 +40,7 @@ pub enum TreeError {
         suspended: Vec<i32>,
     },
     /// More processes than a reasonable number of waiting threads.
-    #[error("suspend {count} CUDA processes at once: at most {most} are supported")]
+    #[error("cannot suspend {count} CUDA processes at once: at most {most} are supported")]
     TooMany {
         /// The number of processes.
         count: usize,
@@ -48,7 +49,7 @@ pub enum TreeError {
     },
     /// The job's GPU work was never finished in all processes at once.
     #[error(
-        "lock the job's CUDA processes: GPU work of {} did not finish in {attempts} attempts \
+        "cannot lock the job's CUDA processes: GPU work of {} did not finish in {attempts} attempts \
          over {:.1} s; {aftermath}",
         Pids(busy), waited.as_secs_f64()
     )]
@@ -63,7 +64,7 @@ pub enum TreeError {
         aftermath: Aftermath,
     },
     /// A process cannot be locked.
-    #[error("lock the job's CUDA processes; {aftermath}")]
+    #[error("cannot lock the job's CUDA processes; {aftermath}")]
     Lock {
         /// The first failure.
         #[source]
@@ -72,7 +73,7 @@ pub enum TreeError {
         aftermath: Aftermath,
     },
     /// GPU memory could not be moved to the host.
-    #[error("suspend the job's GPU state; {aftermath}")]
+    #[error("cannot suspend the job's GPU state; {aftermath}")]
     Suspend {
         /// The first failure.
         #[source]
@@ -81,7 +82,7 @@ pub enum TreeError {
         aftermath: Aftermath,
     },
     /// GPU memory could not be moved back, or a process could not be unlocked.
-    #[error("resume the job's GPU state; {aftermath}")]
+    #[error("cannot resume the job's GPU state; {aftermath}")]
     Resume {
         /// The processes that were left.
         aftermath: Aftermath,
@@ -116,10 +117,10 @@ impl TreeError {
 fn hint(state: State) -> &'static str {
     match state {
         State::Locked | State::Checkpointing | State::Restoring => {
-            "; something else is suspending or resuming it at the same time, or left it so \
-             (`ckpt-run cuda resume --pid` lets it run)"
+            "; another program is suspending or resuming it, or left it in this state (`ckpt-run cuda resume --pid` \
+             continues it)"
         }
-        State::Failed => "; the driver gave it up, which is final; end it",
+        State::Failed => ", which is permanent; end the process",
         State::Running | State::Checkpointed | State::Unknown(_) => "",
     }
 }
@@ -172,7 +173,7 @@ impl fmt::Display for Left {
         }
         self.failure
             .as_ref()
-            .map_or(Ok(()), |failure| write!(f, " (cannot {failure})"))
+            .map_or(Ok(()), |failure| write!(f, " ({failure})"))
     }
 }
 
