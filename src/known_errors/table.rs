@@ -60,8 +60,8 @@ pub static CAUSES: &[Cause] = &[
     ),
     criu(
         &["Can't open map_files"],
-        "a process of the job has mapped a file that was deleted or replaced, of which it has no descriptor, or what is no file",
-        "install nothing over files that a running job uses; end the processes that have it mapped, or run ckpt-run as root, which can save it",
+        "a process of the job has mapped a deleted or replaced file without having it open, or an object that is not a file",
+        "do not overwrite files that a running job uses; end the processes that have it mapped, or run ckpt-run as root, which can save it",
     ),
     criu(&["anon_inode:[io_uring]"], IO_URING, HIDE_IO_URING),
     // Since Linux 6.7 such a descriptor cannot be sent through a socket (EINVAL); CRIU gets all descriptors that way.
@@ -327,7 +327,7 @@ pub static CAUSES: &[Cause] = &[
     criu(
         &["Unseizable non-zombie", "state D"],
         "a thread of the job waits in the kernel and cannot be stopped, for a program that it starts (vfork) or a disk",
-        "nothing: the next snapshot finds it done, unless the program never starts or the disk does not answer",
+        "wait: a later snapshot succeeds, unless the program never starts or the disk does not respond",
     ),
     criu(
         &["Unseizable non-zombie"],
@@ -338,7 +338,7 @@ pub static CAUSES: &[Cause] = &[
     criu(
         &["Can't restore", "mapping with 0xfffffffffffffff4"],
         "a mapping of the job cannot get memory, such as huge pages",
-        "raise vm.nr_hugepages if the job uses huge pages (MAP_HUGETLB); free memory otherwise",
+        "if the job uses huge pages (MAP_HUGETLB), raise vm.nr_hugepages; otherwise free memory",
     ),
     criu(
         &["No space left on device"],
@@ -407,8 +407,8 @@ pub static CAUSES: &[Cause] = &[
     cuda(
         &[],
         401,
-        "something else is suspending or resuming this process at the same time",
-        "wait for it; `ckpt-run cuda resume` resumes what it left suspended",
+        "another program is suspending or resuming this process",
+        "wait for it; `ckpt-run cuda resume` resumes a process that it left suspended",
     ),
     cuda(
         &[],

@@ -293,7 +293,7 @@ const ANSWERS: &[(&str, i32, &str)] = &[
     ("query", 3, "does not use CUDA"),
     ("query", 100, "sees no GPU"),
     ("query", 304, "has ended"),
-    ("unlock", 401, "at the same time"),
+    ("unlock", 401, "another program"),
     ("lock", 800, "does not let this user"),
     ("query", 803, "different versions"),
 ];

@@ -188,7 +188,7 @@ print(get(m, 2))
     let said = stderr(&refused);
     assert!(!refused.status.success());
     assert!(
-        said.contains("has mapped a file that was deleted or replaced"),
+        said.contains("has mapped a deleted or replaced file"),
         "{said}"
     );
     place.go();
