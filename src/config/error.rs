@@ -24,7 +24,7 @@ pub enum ConfigError {
     },
     /// A file is larger than any configuration.
     #[error(
-        "{}: larger than {limit} bytes, not a configuration file",
+        "{}: too large for a configuration file (limit {limit} bytes)",
         path.display()
     )]
     TooLarge {
@@ -35,7 +35,8 @@ pub enum ConfigError {
     },
     /// Another user could have written the project's file.
     #[error(
-        "{0}: refused, {trust}, so others decide what we run; {remedy}, or trust it by `--config {0}`",
+        "{0}: refused: {trust}, so others could choose the commands that ckpt-run executes; {remedy}, or trust it by \
+         `--config {0}`",
         path.display(),
         remedy = trust.remedy(path)
     )]
@@ -157,7 +158,7 @@ pub enum Invalid {
         expected: &'static str,
     },
     /// The value is outside the key's limits.
-    #[error("{given} is not within {low} and {high}")]
+    #[error("{given} is not between {low} and {high}")]
     Range {
         /// The value.
         given: String,
@@ -202,13 +203,13 @@ pub enum Invalid {
         what: &'static str,
     },
     /// The text cannot be passed to the system.
-    #[error("{given:?} holds a zero byte")]
+    #[error("{given:?} contains a zero byte")]
     ZeroByte {
         /// The text.
         given: String,
     },
     /// The path begins with the shell's short form of the home folder.
-    #[error("{given:?} is not expanded here; write the home folder out")]
+    #[error("`~` in {given:?} is not expanded; write the path of the home folder")]
     Home {
         /// The text.
         given: String,

@@ -31,11 +31,12 @@ pub(super) enum Place {
 impl Place {
     fn remedy(self) -> &'static str {
         match self {
-            Self::System => "let everybody read it, or remove it",
+            Self::System => "make it readable for all users, or remove it",
             Self::User => {
-                "found by XDG_CONFIG_HOME, else HOME: set one of them to a folder of your own, or let yourself read it"
+                "its folder comes from XDG_CONFIG_HOME or HOME: set one of them to a folder of your own, or make the \
+                 file readable for you"
             }
-            Self::Project => "let yourself read it, or name another one by --config FILE",
+            Self::Project => "make it readable for you, or name another file with --config FILE",
             Self::Named => "named by --config or CKPT_RUN_CONFIG",
         }
     }
@@ -158,8 +159,8 @@ mod tests {
     fn a_file_that_cannot_be_read_is_told_with_what_led_to_it() {
         let folder = tempfile::tempdir().unwrap();
         for (place, word) in [
-            (Place::System, "everybody"),
-            (Place::User, "XDG_CONFIG_HOME, else HOME"),
+            (Place::System, "all users"),
+            (Place::User, "XDG_CONFIG_HOME or HOME"),
             (Place::Project, "--config FILE"),
             (Place::Named, "CKPT_RUN_CONFIG"),
         ] {

@@ -227,18 +227,18 @@ impl Loaded {
             (
                 restart.backoff > restart.backoff_max,
                 ["restart.backoff", "restart.backoff_max"],
-                "the first wait is longer than the longest",
+                "the first wait is longer than the maximum",
             ),
             (
                 // Only agents can restore memory that GPUs share.
                 (cuda.nccl, cuda.memory) == (Nccl::Peer, Memory::Driver),
                 ["cuda.nccl", "cuda.memory"],
-                "the driver alone cannot bring back memory that GPUs share: choose \"auto\" or \"resident\"",
+                "the driver alone cannot restore memory that GPUs share: set cuda.memory = \"auto\" or \"resident\"",
             ),
             (
                 listens_beyond && !metrics.allow_remote,
                 ["metrics.listen", "metrics.allow_remote"],
-                "other machines could read the metrics: listen on 127.0.0.1, or allow it",
+                "other machines could read the metrics: listen on 127.0.0.1, or set metrics.allow_remote = true",
             ),
         ];
         let found = possible.into_iter().filter(|(is_wrong, ..)| *is_wrong);

@@ -308,7 +308,7 @@ fn a_first_wait_longer_than_the_longest_is_refused() {
     assert_eq!(
         Machine::new().project("restart.backoff = '2m'").refusal(),
         "ckpt-run.toml:1: restart.backoff and default: restart.backoff_max: \
-         the first wait is longer than the longest"
+         the first wait is longer than the maximum"
     );
 }
 
@@ -319,8 +319,8 @@ fn memory_that_gpus_share_is_not_left_to_the_driver() {
     assert_eq!(peer("auto").load().config.cuda.nccl, Nccl::Peer);
     assert_eq!(
         peer("driver").refusal(),
-        "ckpt-run.toml:2: cuda.nccl and ckpt-run.toml:3: cuda.memory: the driver alone cannot bring back memory that \
-         GPUs share: choose \"auto\" or \"resident\""
+        "ckpt-run.toml:2: cuda.nccl and ckpt-run.toml:3: cuda.memory: the driver alone cannot restore memory that \
+         GPUs share: set cuda.memory = \"auto\" or \"resident\""
     );
 }
 
@@ -359,7 +359,7 @@ fn a_project_file_that_others_can_write_is_refused() {
     fs::set_permissions(&file, PermissionsExt::from_mode(0o666)).unwrap();
     assert_eq!(
         machine.refusal(),
-        "ckpt-run.toml: refused, everybody may write to it, so others decide what we run; \
+        "ckpt-run.toml: refused: everybody may write to it, so others could choose the commands that ckpt-run executes; \
          `chmod o-w ckpt-run.toml`, or trust it by `--config ckpt-run.toml`"
     );
 }
@@ -367,7 +367,7 @@ fn a_project_file_that_others_can_write_is_refused() {
 #[test]
 fn a_file_too_large_to_be_a_configuration_is_refused() {
     let machine = Machine::new().project(&"#".repeat((1 << 20) + 1));
-    assert!(machine.refusal().contains("larger than 1048576 bytes"));
+    assert!(machine.refusal().contains("limit 1048576 bytes"));
 }
 
 #[test]

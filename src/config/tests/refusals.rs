@@ -38,15 +38,15 @@ fn refusals_name_file_line_key_and_a_way_out() {
         ),
         (
             "[snapshot]\ninterval = '10ms'",
-            "ckpt-run.toml:2: snapshot.interval: 10ms is not within 1s and 8760h",
+            "ckpt-run.toml:2: snapshot.interval: 10ms is not between 1s and 8760h",
         ),
         (
             "[snapshot]\nbuffer = '1MiB'",
-            "ckpt-run.toml:2: snapshot.buffer: 1MiB is not within 16MiB and 1024TiB",
+            "ckpt-run.toml:2: snapshot.buffer: 1MiB is not between 16MiB and 1024TiB",
         ),
         (
             "[snapshot]\nlevel = 20",
-            "ckpt-run.toml:2: snapshot.level: 20 is not within -7 and 19",
+            "ckpt-run.toml:2: snapshot.level: 20 is not between -7 and 19",
         ),
         (
             "[snapshot]\nlevel = 99999999999999999999",
@@ -68,11 +68,11 @@ fn refusals_name_file_line_key_and_a_way_out() {
         ),
         (
             "[restart]\nbackoff_factor = nan",
-            "ckpt-run.toml:2: restart.backoff_factor: NaN is not within 1 and 100",
+            "ckpt-run.toml:2: restart.backoff_factor: NaN is not between 1 and 100",
         ),
         (
             "store = '~/images'",
-            "ckpt-run.toml:1: store: \"~/images\" is not expanded here; write the home folder out",
+            "ckpt-run.toml:1: store: `~` in \"~/images\" is not expanded; write the path of the home folder",
         ),
         (
             "snapshot = true",
