@@ -35,7 +35,7 @@ Signals:
   SIGUSR1  snapshot, continue
   SIGUSR2  snapshot, stop, exit 75
   SIGTERM  like SIGUSR2, within the grace period; a second one stops at once
-  SIGINT, SIGQUIT, SIGHUP  are forwarded to the job
+  SIGINT, SIGQUIT, SIGHUP  forwarded to the job
 Exit codes:
   the job's own; 128+n if signal n killed it; 75 saved and stopped: run the same line again;
   125 ckpt-run failed; 126, 127 the command cannot be run, or is not found";
@@ -55,7 +55,7 @@ pub(super) enum Verb {
     Pause,
     /// Continue a paused job
     Unpause {
-        /// Wait until its GPUs have room
+        /// Wait until its GPUs have enough free memory
         #[arg(long)]
         wait: bool,
     },
@@ -67,7 +67,7 @@ pub(super) enum Verb {
         #[arg(short, long)]
         watch: bool,
     },
-    /// Write what happened to the run as one HTML page with charts
+    /// Write an HTML page with charts of the run's history
     Report(report::ReportArguments),
     /// List the images
     List,
@@ -85,7 +85,7 @@ pub(super) enum Verb {
         #[arg(default_value = "latest")]
         to: String,
     },
-    /// Read images again, check every byte, name everything that is damaged
+    /// Check every byte of images and report all damage
     Verify {
         /// Ids of the images, or `latest` [default: all]
         images: Vec<String>,
@@ -93,7 +93,7 @@ pub(super) enum Verb {
         #[arg(long, conflicts_with = "images")]
         all: bool,
     },
-    /// Repair damaged images from intact copies, remove images that are lost
+    /// Repair damaged images from intact copies of their data; remove those that cannot be repaired
     Repair(store::repair::RepairArguments),
     /// Copy an image into another store
     Copy(store::copy::CopyArguments),
@@ -114,7 +114,7 @@ pub(super) enum Verb {
         )]
         note: String,
     },
-    /// Apply the retention rules to an image again
+    /// Release a pinned image, so that the retention rules apply to it again
     Unpin {
         /// Id of the image, or `latest`
         image: String,
@@ -127,9 +127,9 @@ pub(super) enum Verb {
         #[arg(long)]
         dry_run: bool,
     },
-    /// Show the interval that `--interval auto` would choose, and its arithmetic
+    /// Show the interval that `--interval auto` would choose, and how it is calculated
     Plan(plan::PlanArguments),
-    /// Print a ready-made file: systemd, slurm, slurm-preempt, kubernetes, docker
+    /// Print a file for a scheduler: systemd, slurm, slurm-preempt, kubernetes, docker
     Template(template::TemplateArguments),
     /// Check whether this machine can snapshot and restore jobs
     Doctor,
@@ -183,7 +183,7 @@ pub(super) fn chosen(line: CommandLine) -> Result<(Global, Verb), Failure> {
         )),
         None => Ok((global, Verb::Run(run))),
         Some(_) if run != run::RunArguments::default() => Err(wrong(
-            "options of a run do not go before another verb; see ckpt-run --help",
+            "options of `run` cannot precede another verb; see ckpt-run --help",
         )),
         Some(verb) => Ok((global, verb)),
     }

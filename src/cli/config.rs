@@ -88,7 +88,7 @@ fn check(global: &Global, file: Option<PathBuf>) -> Result<ExitCode, Failure> {
         }
         let count = errors.len();
         print::say(&match count {
-            0 => "the settings are good; `ckpt-run config show --origin` shows them".to_owned(),
+            0 => "the settings are valid; `ckpt-run config show --origin` shows them".to_owned(),
             _ => format!("errors in the settings: {count}"),
         });
     }

@@ -23,7 +23,7 @@ pub(super) fn run(verb: &KeyVerb) -> Result<ExitCode, Failure> {
         KeyVerb::Generate { file } => {
             generate_key(file)?;
             print::say(&format!(
-                "wrote a new key to {}: keep a copy in another place, without it no image can be restored",
+                "wrote a new key to {}: keep a copy in another place: without the key no image can be restored",
                 shown(file)
             ));
             Ok(ExitCode::SUCCESS)

@@ -1,4 +1,4 @@
-//! `ckpt-run plan`: the interval that `--interval auto` would choose, with its arithmetic.
+//! `ckpt-run plan`: the interval that `--interval auto` would choose, and its calculation.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -28,7 +28,7 @@ pub(super) struct PlanArguments {
     max_overhead: Option<String>,
 }
 
-/// The arithmetic as data. Times are in seconds, shares from 0 to 1.
+/// The calculation as data. Times are in seconds, shares from 0 to 1.
 #[derive(Debug, Serialize)]
 struct Plan {
     interval_seconds: f64,
@@ -73,7 +73,7 @@ pub(super) fn run(global: &Global, arguments: PlanArguments) -> Result<ExitCode,
     let freeze = match (arguments.freeze, chosen.measured) {
         (Some(_), _) => "as given",
         (None, true) => "mean freeze of the run's newest images",
-        (None, false) => "assumed: there is no image yet; --freeze TIME says what it is",
+        (None, false) => "assumed, because there is no image yet; --freeze TIME sets it",
     };
     print::print(&format!(
         "{}\n",
@@ -128,7 +128,7 @@ fn table(rules: Rules, seen: Seen, chosen: &Chosen, freeze: &str) -> Table {
         format_percent(rules.max_overhead)
     );
     let rows = [
-        ("C, what a snapshot costs", rough(chosen.cost), freeze),
+        ("C, cost of a snapshot", rough(chosen.cost), freeze),
         ("M, time between failures", rough(chosen.mtbf), &mtbf),
         (
             "optimum (Young, Daly)",
@@ -143,7 +143,7 @@ fn table(rules: Rules, seen: Seen, chosen: &Chosen, freeze: &str) -> Table {
             "of the job's time",
         ),
         (
-            "is done again",
+            "repeated work",
             percent(chosen.lost()),
             "of the job's time, after failures",
         ),

@@ -17,9 +17,10 @@ use crate::history::time_in_words;
 use crate::rehearsal::{Options, Outcome, RehearsalError, Report, Step, Verdict, rehearse};
 use crate::run::{OURS, size};
 
-/// The message before the start: a rehearsal is not a simulation.
-const WARNING: &str = "rehearsal: the job really runs three times, each time in a copy of the working folder if \
-                       that is small enough, and is killed and restored once; what it writes elsewhere is really written";
+/// The message before the start: a rehearsal has real effects.
+const WARNING: &str = "rehearsal: this runs the job three times, and kills and restores it once. Each run has a copy of \
+                       the working folder, if the folder is small enough; files outside of it are not copied, and the \
+                       job's changes to them stay";
 /// The time that a job has to show that it computes; enough for most jobs to load.
 const SECONDS_DEFAULT: u64 = 30;
 /// The time that a job has to end by itself; enough for a job that was made short, and short for one that does not end.
@@ -124,7 +125,7 @@ fn line(step: &Step) -> String {
 fn verdict(report: &Report) -> String {
     let kept = report.kept.as_ref();
     let kept = kept.map_or_else(String::new, |folder| {
-        format!("kept in {}\n", folder.display())
+        format!("images and logs are kept in {}\n", folder.display())
     });
     if let Some(failure) = &report.failure {
         let word = match report.verdict {
@@ -170,7 +171,9 @@ fn verdict(report: &Report) -> String {
         .iter()
         .map(|(name, value)| format!("  {name:NAME_WIDTH$}{value}\n"))
         .collect();
-    format!("PASS: the job was killed, came back, and equals two uninterrupted ones\n{rows}{kept}")
+    format!(
+        "PASS: the job was killed and restored, and equals two uninterrupted runs\n{rows}{kept}"
+    )
 }
 
 fn interval(report: &Report) -> Option<String> {
@@ -246,7 +249,10 @@ mod tests {
             kept: Some("/k".into()),
             ..report()
         };
-        assert_eq!(verdict(&failed), "FAIL: no\n  -> do\nkept in /k\n");
+        assert_eq!(
+            verdict(&failed),
+            "FAIL: no\n  -> do\nimages and logs are kept in /k\n"
+        );
         let unclear = Report {
             verdict: Verdict::Inconclusive,
             ..failed

@@ -29,7 +29,7 @@ pub(super) struct ReportArguments {
 pub(super) fn run(global: &Global, arguments: &ReportArguments) -> Result<ExitCode, Failure> {
     if arguments.output.is_none() && !global.json && io::stdout().is_terminal() {
         return Err(refused(
-            "the report is a page of HTML, and this is a terminal: give a file, as in: ckpt-run report -o run.html",
+            "the report is HTML and stdout is a terminal: name a file, as in: ckpt-run report -o run.html",
         ));
     }
     let config = global.load(Vec::new())?.config;
@@ -37,7 +37,7 @@ pub(super) fn run(global: &Global, arguments: &ReportArguments) -> Result<ExitCo
     let Some(story) = Story::of(entries, machine(&config)) else {
         let store = shown(&config.store);
         return Err(refused(&format!(
-            "no report: the store {store} holds no event of a run (is --store right?)"
+            "no report: the store {store} has no events of a run; check --store"
         )));
     };
     let text = if global.json {

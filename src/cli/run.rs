@@ -42,7 +42,7 @@ struct Supervision {
     /// Time for the last snapshot after SIGTERM
     #[arg(long, value_name = "TIME")]
     grace: Option<String>,
-    /// Separation from the machine: auto, namespaces or none
+    /// Separation of the job from the machine: auto, namespaces, user or none
     #[arg(long, value_name = "HOW")]
     isolation: Option<String>,
     /// User that the job runs as, with its groups and HOME; only root may set it

@@ -203,7 +203,7 @@ pub(super) fn run(global: &Global, arguments: &TemplateArguments) -> Result<Exit
     let words = arguments.command.iter().chain(&global.store);
     if let Some(word) = words.into_iter().find(|word| word.contains(['\0', '\n'])) {
         return Err(refused(format!(
-            "{word:?} has a line break, which does not go into such a file; put the job into a script"
+            "{word:?} contains a line break, which this file cannot represent; put the command into a script"
         )));
     }
     let template = arguments.scheduler.template();
@@ -214,8 +214,8 @@ pub(super) fn run(global: &Global, arguments: &TemplateArguments) -> Result<Exit
         && !is_in_volume(store)
     {
         return Err(refused(format!(
-            "--store {store}: in a container the store is a folder in a volume, and the volume is mounted at its parent; \
-             give it a path like /store/train"
+            "--store {store}: in a container the store must be a folder below the mount point of a volume, such as \
+             /store/train"
         )));
     }
     let text = template.filled(

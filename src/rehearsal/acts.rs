@@ -28,7 +28,7 @@ const NEWS_LIMIT: Duration = Duration::from_secs(60);
 /// Maximum number of attempts for a snapshot with a transient failure: a supervisor repeats it, too.
 const ATTEMPTS: usize = 3;
 
-const MORE_TO_DO: &str = "rehearse with more work for the job: it has to compute for some ten seconds, a large job for longer";
+const MORE_TO_DO: &str = "rehearse with more work for the job: it has to compute for about ten seconds, a large job for longer";
 const LOOK_AT_THE_JOB: &str =
     "check if it ends in the same way without ckpt-run; --show-output shows its output";
 pub(super) const KEEP_AND_LOOK: &str = "rehearse again with --keep and look at the logs";
@@ -329,7 +329,7 @@ impl Acts<'_, '_, '_> {
         // compare.
         let output = self.trial.output_around(places)?;
         self.book
-            .note("kill", Outcome::Ok, "the job was ended by SIGKILL");
+            .note("kill", Outcome::Ok, "the job was killed with SIGKILL");
         Ok(output)
     }
 

@@ -196,7 +196,7 @@ impl Runs {
     fn note(&self, book: &mut Book<'_>) -> Result<(), End> {
         if self.restored.has_ended && !self.all_ended() {
             let end = End::unclear(
-                "the restored job exited by itself, but the uninterrupted ones did not within twice its time",
+                "the restored job exited by itself, but the uninterrupted runs did not within twice its time",
                 "rehearse again when the machine is less busy",
             );
             return Err(book.failed("output", end));
@@ -234,7 +234,7 @@ impl Runs {
         );
         let outside = self.outside().len();
         if outside > 0 {
-            equal += ", and so are those that the job wrote elsewhere";
+            equal += ", and so are the files that the job wrote elsewhere";
         }
         book.note("files", Outcome::Ok, equal.clone());
         book.report.checked = vec![

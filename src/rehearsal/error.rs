@@ -44,6 +44,8 @@ pub enum RehearsalError {
     #[error("cannot wait for the supervisor")]
     Wait(#[source] io::Error),
     /// A signal ended the rehearsal.
-    #[error("stopped by signal {0}: the job was ended, and nothing of the rehearsal is left")]
+    #[error(
+        "stopped by signal {0}: the job was ended, and all files of the rehearsal were removed"
+    )]
     Interrupted(i32),
 }

@@ -10,7 +10,7 @@ pub(super) fn of_snapshot(kind: Option<&str>) -> &'static str {
             "rehearse again with --after, so that the job has started all its processes"
         }
         Some("unsupported") => {
-            "change what the reason names; docs/guide/troubleshooting.md and docs/guide/limits.md list the alternatives"
+            "remove the cause named above; docs/guide/troubleshooting.md and docs/guide/limits.md list the alternatives"
         }
         Some("memory") => {
             "free host memory, raise the limit of the container, or set cuda.memory = \"resident\""
@@ -19,7 +19,7 @@ pub(super) fn of_snapshot(kind: Option<&str>) -> &'static str {
         Some("privilege") => "run as root; in a container, grant what `ckpt-run doctor` asks for",
         Some("driver") => "run `ckpt-run doctor`; a newer NVIDIA driver may help",
         Some("criu") => {
-            "remove what the reason names from the job (docs/guide/troubleshooting.md); --keep keeps CRIU's log"
+            "remove the cause named above (docs/guide/troubleshooting.md); --keep keeps CRIU's log"
         }
         Some("store") => "check the disk of the store, or choose another --store",
         _ => "rehearse again with --keep and read the logs",

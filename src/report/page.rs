@@ -68,7 +68,8 @@ fn headline(story: &Story) -> Markup {
     let run = &story.summary;
     let failed = |count: u64| (count > 0).then(|| format!("{count} more failed"));
     let survived = run.survived + run.outages;
-    let kills = (run.outages > 0).then(|| format!("{} of them kills of ckpt-run", run.outages));
+    let kills =
+        (run.outages > 0).then(|| format!("{} of them were kills of ckpt-run", run.outages));
     let share =
         (run.freeze_seconds > 0.0).then(|| format!("{} of the time", percent(run.freeze_share())));
     let tiles = [
@@ -78,7 +79,7 @@ fn headline(story: &Story) -> Markup {
             run.snapshots.to_string(),
             failed(run.failed_snapshots),
         ),
-        ("frozen in all", time_in_words(run.freeze_seconds), share),
+        ("frozen in total", time_in_words(run.freeze_seconds), share),
         (
             "crashes survived",
             format!("{survived} of {}", run.crashes + run.outages),

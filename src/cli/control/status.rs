@@ -96,7 +96,7 @@ fn headline(status: &Status) -> String {
         State::Killed => format!("not running: the supervisor was killed; {}", again(status)),
         State::Saved => format!("not running: stopped{since}; {}", again(status)),
         State::Finished => format!("not running: finished{since}"),
-        State::Failed => format!("not running: the job failed and was given up{since}"),
+        State::Failed => format!("not running: the job failed{since}, no more restarts"),
         State::Error => format!("not running: ckpt-run failed{since}; {}", again(status)),
         // Every snapshot starts this state again, so its duration has no meaning.
         State::Running => format!("running, {}", up(status)),
@@ -112,8 +112,10 @@ fn headline(status: &Status) -> String {
 /// Returns the effect of the same command line on a run that is not over.
 fn again(status: &Status) -> &'static str {
     match status.usage {
-        Some(Usage { images: 0, .. }) => "there is no image: the same line begins anew",
-        _ => "the same line goes on",
+        Some(Usage { images: 0, .. }) => {
+            "there is no image: the same command line starts the job from the beginning"
+        }
+        _ => "the same command line continues the run",
     }
 }
 

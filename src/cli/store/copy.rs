@@ -82,7 +82,7 @@ pub(crate) fn run(global: &Global, arguments: &CopyArguments) -> Result<ExitCode
         return print::print_json(&copied);
     }
     print::say(&format!(
-        "image {source} ({}) is image {} of {}, which grew by {}",
+        "copied image {source} ({}) as image {} into {}, which grew by {}",
         size(copied.raw_bytes),
         copied.id,
         copied.to,

@@ -94,10 +94,10 @@ fn check_target(global: &Global, file: &Path, to_stdout: bool) -> Result<(), Fai
     let problem = if to_stdout && io::stdout().is_terminal() {
         "stdout is a terminal: redirect it, or name a file".to_owned()
     } else if to_stdout && global.json {
-        "stdout is the image: --json needs the name of a file".to_owned()
+        "stdout receives the image: with --json, name a file".to_owned()
     } else if !to_stdout && file.symlink_metadata().is_ok() {
         format!(
-            "{} is there already: choose another name, or remove it",
+            "{} exists already: choose another name, or remove it",
             file.display()
         )
     } else {
@@ -148,7 +148,7 @@ pub(crate) fn import(global: &Global, arguments: &ImportArguments) -> Result<Exi
     // The store is created only once there is an image to import: a mistyped file name creates no store.
     let file = PortableReader::open(source, key.as_ref())?;
     serde_json::from_slice::<ImageFacts>(file.meta()).map_err(|error| Failure {
-        text: format!("this version cannot use the image in the file: {error}"),
+        text: format!("this version of ckpt-run cannot use the image in the file: {error}"),
         code: OURS,
     })?;
     let store = Store::create_or_open_with(&config.store, key.as_ref())?;
@@ -170,7 +170,7 @@ pub(crate) fn import(global: &Global, arguments: &ImportArguments) -> Result<Exi
         return print::print_json(&report);
     }
     print::say(&format!(
-        "image {} ({}) of {}, which grew by {}",
+        "imported image {} ({}) into {}, which grew by {}",
         report.id,
         size(report.raw_bytes),
         report.store,

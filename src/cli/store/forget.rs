@@ -100,7 +100,7 @@ pub(crate) fn run(global: &Global, arguments: &ForgetArguments) -> Result<ExitCo
             remove_held(&store);
             for id in &forgotten.spared {
                 print::say(&format!(
-                    "image {id} stays: it was pinned meanwhile, or is the newest good one to go on from"
+                    "image {id} is kept: it was pinned meanwhile, or is now the newest good image that the run continues from"
                 ));
             }
             let stays = |planned: &Planned| forgotten.spared.contains(&planned.id);
@@ -151,7 +151,7 @@ fn report(
     print::print(&lines.collect::<String>())?;
     let count = removed(plan).len();
     print::say(&format!(
-        "images {goes}: {count}, {least}{} given back",
+        "images {goes}: {count}, {least}{} freed",
         size(bytes)
     ));
     Ok(ExitCode::SUCCESS)

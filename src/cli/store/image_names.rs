@@ -96,7 +96,7 @@ pub(crate) fn tell_other_run(store: &Store, id: ImageId, meta: &[u8]) {
         && state.is_another_than_of(meta)
     {
         print::say(&format!(
-            "image {id} is of another run than the store is at ({}); to go on from it: ckpt-run --store {} restore {id}",
+            "image {id} belongs to another run than the store's current one ({}); to continue from it: ckpt-run --store {} restore {id}",
             state.command,
             shown(store.path())
         ));

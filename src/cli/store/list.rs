@@ -63,8 +63,8 @@ fn remarks(image: &Summary) -> String {
     let damaged = image.damaged.as_ref();
     let damaged = damaged.map(|reason| format!("damaged: {reason}"));
     let life = match image.life {
-        Some(Life::GivenUp) => Some("given up: the run went back"),
-        Some(Life::Another) => Some("of another run"),
+        Some(Life::GivenUp) => Some("abandoned: the run continued from an older image"),
+        Some(Life::Another) => Some("belongs to another run"),
         Some(Life::Present) | None => None,
     };
     let remarks = pinned.into_iter().chain(damaged);

@@ -30,7 +30,7 @@ pub(crate) fn run(global: &Global, dry_run: bool) -> Result<ExitCode, Failure> {
     let (copies, swept) = match store.lock() {
         Err(LockError::Held { holder, .. }) if dry_run => {
             print::say(&format!(
-                "the store is in use by {holder}: what it may just be writing, and copies of ckpt-run, are left out"
+                "the store is in use by {holder}: files that it may be writing, and copies of ckpt-run, are not counted"
             ));
             (Copies::default(), store.prunable_beside_writer()?)
         }
@@ -49,7 +49,7 @@ pub(crate) fn run(global: &Global, dry_run: bool) -> Result<ExitCode, Failure> {
     let report = report(dry_run, &copies, swept);
     for id in &report.unreadable {
         print::say(&format!(
-            "image {id} cannot be read, so what it may need stays; `ckpt-run forget {id}` lets it go"
+            "image {id} cannot be read, so all data that it may need is kept; `ckpt-run forget {id}` removes the image"
         ));
     }
     if global.json {
@@ -86,7 +86,7 @@ fn text(report: &Report) -> String {
     ];
     let lines = counts.map(|(what, count)| format!("{what} {would}removed: {count}\n"));
     format!(
-        "{}space {would}given back: {}, {} of it inside of packs that stay\n",
+        "{}space {would}freed: {}, {} of it inside packs that are kept\n",
         lines.concat(),
         size(report.bytes),
         size(report.hole_bytes),

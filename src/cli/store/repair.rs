@@ -77,7 +77,7 @@ pub(crate) fn run(global: &Global, arguments: &RepairArguments) -> Result<ExitCo
     for (image, planned) in done.images.iter().zip(&shown.images) {
         if image.action != planned.action {
             let id = image.findings.id;
-            print::say(&format!("image {id} was pinned meanwhile and stays"));
+            print::say(&format!("image {id} is kept: it was pinned meanwhile"));
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -120,14 +120,14 @@ fn text(shown: &Shown, is_nothing: bool) -> Result<String, std::fmt::Error> {
         write!(out, "{id} {}", image.action)?;
         if image.action == "heal" {
             let chunks = image.healed_chunks;
-            write!(out, ", {chunks} chunks from where they are whole")?;
+            write!(out, ", {chunks} chunks from intact copies")?;
         }
         if image.action == "spare" {
             write!(out, ", it is pinned")?;
         }
         match set_aside {
             Some(_) if image.unmarked => write!(out, ", no longer set aside")?,
-            Some(_) if image.action != "drop" => write!(out, ", set aside as before")?,
+            Some(_) if image.action != "drop" => write!(out, ", still set aside")?,
             Some(_) | None => {}
         }
         writeln!(out)?;
@@ -147,7 +147,7 @@ fn text(shown: &Shown, is_nothing: bool) -> Result<String, std::fmt::Error> {
         let ids = ids.join(", ");
         writeln!(
             out,
-            "keep all packs: which of them {ids} needs is not known"
+            "keep all packs: the packs that {ids} needs are unknown"
         )?;
     }
     if is_nothing {

@@ -201,16 +201,16 @@ fn sockets(out: &mut String, facts: &ImageFacts) -> fmt::Result {
         writeln!(out, "connected  {local} to {remote}, within the job")?;
     }
     for (local, remote) in &sockets.outside {
-        writeln!(out, "connected  {local} to {remote}, outside")?;
+        writeln!(out, "connected  {local} to {remote}, outside of the job")?;
     }
     Ok(())
 }
 
-/// Writes what the image has of the files that the job writes.
+/// Writes the image's content of files that the job writes.
 fn kept_files(out: &mut String, kept: &Kept) -> fmt::Result {
     writeln!(
         out,
-        "keeps      {} files of the job ({}, {} not read again), frozen {:.3} s for them",
+        "keeps      {} files of the job ({}, {} unchanged since the last image), frozen {:.3} s for them",
         kept.files,
         size(kept.bytes),
         kept.unread,
@@ -219,7 +219,7 @@ fn kept_files(out: &mut String, kept: &Kept) -> fmt::Result {
     if kept.held > 0 {
         writeln!(
             out,
-            "holds      {} large files in the store's folder held ({})",
+            "holds      {} large files in the store's folder `held` ({})",
             kept.held,
             size(kept.held_bytes)
         )?;
@@ -233,7 +233,11 @@ fn kept_files(out: &mut String, kept: &Kept) -> fmt::Result {
         writeln!(out, "not kept   and {more} more")?;
     }
     if let Some(gap) = &kept.gap {
-        writeln!(out, "not known  who changed which files: {}", plain(gap))?;
+        writeln!(
+            out,
+            "unknown    which process changed which file: {}",
+            plain(gap)
+        )?;
     }
     Ok(())
 }

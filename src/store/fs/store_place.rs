@@ -36,8 +36,8 @@ const GROUP_WRITE: u32 = 0o020;
 pub enum PlaceError {
     /// A folder on the path belongs to another user.
     #[error(
-        "{folder} belongs to user {owner}, who could put another store at {store}: use a --store whose folders are of \
-         user {user} or root"
+        "{folder} belongs to user {owner}, who could put another store at {store}: use a --store whose folders belong \
+         to user {user} or root"
     )]
     Owner {
         /// The store.

@@ -113,7 +113,7 @@ impl Garbage {
             Ok(holes) => self.holes = holes,
             // The summary of this image was readable, so its packs are known, but not the dead space in them.
             Err(ReadError::Manifest { image, source }) => {
-                tracing::warn!(%image, error = %source, "dead space stays while a manifest cannot be read");
+                tracing::warn!(%image, error = %source, "unused space is kept, because a manifest cannot be read");
                 self.unreadable.push(image);
             }
             Err(error) => return Err(error),
@@ -157,7 +157,7 @@ impl Live {
                     }
                 }
                 Err(error) => {
-                    tracing::warn!(image = %found.id, %error, "packs stay while a manifest cannot be read");
+                    tracing::warn!(image = %found.id, %error, "unused packs are kept, because a manifest cannot be read");
                     live.unreadable.push(found.id);
                 }
             }

@@ -29,7 +29,7 @@ use crate::store::write::stream_writer::StreamWriter;
 #[derive(Debug, thiserror::Error)]
 pub enum CopyError {
     /// The image would be copied to the store that it is in.
-    #[error("{path} is the store that the image is in")]
+    #[error("cannot copy into {path}: the image is already in this store")]
     SameStore {
         /// The store.
         path: PathBuf,

@@ -149,7 +149,9 @@ impl<R: Read> ArchiveReader<R> {
         if bytes.iter().all(|byte| *byte == 0) {
             Ok(())
         } else {
-            Err(self.damaged(FileDamage::Senseless("zeros of the archive are none")))
+            Err(self.damaged(FileDamage::Senseless(
+                "the padding of the archive is not zero",
+            )))
         }
     }
 

@@ -37,7 +37,7 @@ pub enum ExportError {
     #[error("cannot make the manifest of the exported image")]
     Manifest(#[from] ManifestError),
     /// The store's record of its key cannot be read.
-    #[error("cannot read {}, by which the store recognizes its key", path.display())]
+    #[error("cannot read {}, which the store needs to check its key", path.display())]
     KeyCheck {
         /// The file.
         path: PathBuf,
@@ -60,7 +60,7 @@ pub enum ImportError {
     #[error("cannot read the exported image")]
     Read(#[source] io::Error),
     /// The file is no portable image.
-    #[error("this is no exported image: it does not begin as one; `ckpt-run export` makes them")]
+    #[error("the file is not an exported image; `ckpt-run export` creates such files")]
     NotOurs,
     /// The file was written by a version before the first release.
     #[error(
@@ -81,8 +81,8 @@ pub enum ImportError {
     KeyMissing,
     /// The file cannot be read with this key.
     #[error(
-        "the file was encrypted with another key: give the key of the store it came from, or export it \
-         again with --plaintext through a pipe that is safe"
+        "the file was encrypted with another key: give the key of the store it came from, or export the image \
+         again with --plaintext"
     )]
     KeyWrong,
     /// The file was changed since its export.
@@ -105,10 +105,10 @@ pub enum FileDamage {
     #[error("it is cut short")]
     Short,
     /// The file continues after its end.
-    #[error("more follows its end")]
+    #[error("data follows its end")]
     Long,
     /// Another entry comes, or the entry's header was changed.
-    #[error("the header of `{0}` is not as an export writes it")]
+    #[error("the header of `{0}` is not valid")]
     Entry(&'static str),
     /// The manifest cannot be used.
     #[error("{}", chain(.0))]
@@ -117,7 +117,7 @@ pub enum FileDamage {
     #[error("{0}")]
     Senseless(&'static str),
     /// A chunk's content does not match its name.
-    #[error("a chunk cannot be decrypted or decompressed, or is not what its name says")]
+    #[error("a chunk cannot be decrypted or decompressed, or does not match its hash")]
     Chunk,
 }
 

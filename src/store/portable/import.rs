@@ -74,7 +74,7 @@ impl<R: Read> PortableReader<R> {
             let text = archive.content(len, KEY_FILE_BYTES_MAX)?;
             let check = KeyCheck::parse(&text).filter(|check| check.to_text().as_bytes() == text);
             let check = check.ok_or_else(|| {
-                archive.damaged(FileDamage::Senseless("its check of the key is none"))
+                archive.damaged(FileDamage::Senseless("its key check is not valid"))
             })?;
             let key = key.ok_or(ImportError::KeyMissing)?;
             if !check.fits(key) {
@@ -165,7 +165,7 @@ impl<R: Read> Importer<'_, R> {
         let mut header = [0; HEADER_LEN];
         self.archive.fill(&mut header)?;
         if header != PACK.header() {
-            return Err(self.senseless("the pack does not begin as one"));
+            return Err(self.senseless("a pack has no valid header"));
         }
         let mut done = 0;
         for stream in &manifest.streams {
@@ -186,7 +186,7 @@ impl<R: Read> Importer<'_, R> {
             target.finish();
         }
         if self.offset != pack_len {
-            return Err(self.senseless("the pack has another length than its chunks"));
+            return Err(self.senseless("the length of a pack differs from that of its chunks"));
         }
         self.archive.skip_padding(pack_len)?;
         self.archive.end()
@@ -200,7 +200,7 @@ impl<R: Read> Importer<'_, R> {
         stream: &mut PrechunkedStream,
     ) -> Result<Hash, ImportError> {
         if stored.offset != self.offset {
-            return Err(self.senseless("a chunk is not where the one before it ends"));
+            return Err(self.senseless("a chunk does not begin where the previous one ends"));
         }
         self.offset += u64::from(stored.len);
         self.stored.resize(stored.len as usize, 0);

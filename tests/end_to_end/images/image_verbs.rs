@@ -91,7 +91,7 @@ fn exported_image_is_restored_on_another_machine() {
     let over = place.verb(&["export", "latest", "image.ckpt"]);
     assert_eq!(code(over.status), 125);
     assert!(
-        stderr(&over).contains("is there already"),
+        stderr(&over).contains("exists already"),
         "{}",
         stderr(&over)
     );
@@ -204,12 +204,15 @@ fn image_of_another_run_is_restored_when_named() {
     let how = "ckpt-run --store other restore 000002";
     assert!(
         told.contains(&format!(
-            "image 000002 is of another run than the store is at (python3 -u job.py second); to go on from it: {how}\n"
+            "image 000002 belongs to another run than the store's current one (python3 -u job.py second); to continue from it: {how}\n"
         )),
         "{told}"
     );
     let told = verb(&["copy", "1", "--store", "one", "--to", "other"]);
-    assert!(told.contains("image 000003 is of another run"), "{told}");
+    assert!(
+        told.contains("image 000003 belongs to another run"),
+        "{told}"
+    );
     let told = verb(&["copy", "1", "--store", "other", "--to", "other-2"]);
     assert!(!told.contains("another run"), "{told}");
 
@@ -243,7 +246,7 @@ fn invalid_export_creates_no_store() {
     let place = Place::new();
     fs::write(place.file("other"), "something else").unwrap();
     for (file, said) in [
-        ("other", "this is no exported image"),
+        ("other", "the file is not an exported image"),
         ("none", "cannot read none"),
     ] {
         let refused = place.verb(&["import", file]);
@@ -253,7 +256,7 @@ fn invalid_export_creates_no_store() {
     assert!(!place.file(".ckpt-run").exists());
     let json = place.verb(&["export", "latest", "-", "--json"]);
     assert!(
-        stderr(&json).contains("--json needs the name of a file"),
+        stderr(&json).contains("with --json, name a file"),
         "{}",
         stderr(&json)
     );

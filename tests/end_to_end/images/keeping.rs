@@ -57,7 +57,7 @@ fn an_image_pinned_while_the_job_runs_outlives_the_rotations() {
         (&0.into(), &0.into())
     );
     assert!(
-        stderr(&looked).contains("may just be writing"),
+        stderr(&looked).contains("files that it may be writing"),
         "{}",
         stderr(&looked)
     );
@@ -140,7 +140,7 @@ fn forget_and_prune_do_what_they_announce() {
     assert!(planned["bytes"].as_u64().unwrap() >= 1 << 20);
     let text = stdout(&place.verb(&["prune"]));
     assert!(
-        text.contains("packs removed: 1\n") && text.contains("given back: 1."),
+        text.contains("packs removed: 1\n") && text.contains("freed: 1."),
         "{text}"
     );
     let again = json(&place, &["prune"]);

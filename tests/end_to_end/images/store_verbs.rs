@@ -215,7 +215,7 @@ fn repair_heals_from_another_image() {
     flip(&pack_file(&store, &first), 5000);
     assert!(run(&place, 1, &["verify"]).contains("000001 DAMAGED"));
     let done = run(&place, 0, &["repair"]);
-    let healed = "000001 heal, 1 chunks from where they are whole, set aside as before\n";
+    let healed = "000001 heal, 1 chunks from intact copies, still set aside\n";
     assert!(done.starts_with(healed), "{done}");
     assert!(run(&place, 0, &["verify"]).contains("000001 good"));
     let cleared = run(&place, 0, &["repair", "--clear-marks"]);
@@ -276,7 +276,10 @@ fn failed_copy_leaves_no_partial_image() {
     assert!(said.contains("there is no image 000009"), "{said}");
     assert!(!place.file("other").exists(), "no store for nothing");
     let said = refused(&place, &["copy", "1", "--to", ".ckpt-run"]);
-    assert!(said.contains("is the store that the image is in"), "{said}");
+    assert!(
+        said.contains("the image is already in this store"),
+        "{said}"
+    );
 
     flip(&pack_file(&source, &images[1]), 5000);
     let said = refused(&place, &["copy", "2", "--to", "other"]);

@@ -136,7 +136,7 @@ fn report_goes_to_stdout_and_needs_a_run() {
     let nothing = place.verb(&["report"]);
     assert_eq!(code(nothing.status), 125);
     assert!(
-        stderr(&nothing).contains("holds no event of a run"),
+        stderr(&nothing).contains("has no events of a run"),
         "{}",
         stderr(&nothing)
     );

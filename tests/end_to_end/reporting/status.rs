@@ -137,7 +137,8 @@ fn store_reports_the_runs_end_without_a_supervisor() {
 
     let text = stdout(&place.verb(&["status"]));
     assert!(
-        text.contains("stopped at 2") && text.contains("; the same line goes on: python3"),
+        text.contains("stopped at 2")
+            && text.contains("; the same command line continues the run: python3"),
         "{text}"
     );
 
@@ -235,7 +236,7 @@ fn run_interrupted_before_its_first_image_is_not_saved() {
     let text = stdout(&place.verb(&["status"]));
     let head = text.lines().next().unwrap();
     assert!(
-        head.contains("there is no image: the same line begins anew"),
+        head.contains("there is no image: the same command line starts the job"),
         "{text}"
     );
     // The command line is on one line, whatever its arguments contain.

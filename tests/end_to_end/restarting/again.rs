@@ -65,7 +65,10 @@ fn a_fresh_run_never_restores_an_image_of_the_older_one() {
         stderr(&fresh)
     );
     let list = stdout(&place.verb(&["list"]));
-    assert!(list.trim_end().ends_with("of another run"), "{list}");
+    assert!(
+        list.trim_end().ends_with("belongs to another run"),
+        "{list}"
+    );
     let again = place.verb(&line[1..]);
     assert_eq!(code(again.status), 137, "{}", stderr(&again));
 }
@@ -249,7 +252,10 @@ fn run_returned_to_an_older_image_ignores_abandoned_ones() {
     assert_eq!(lives, ["present", "given-up"]);
     let list = stdout(&place.verb(&["list"]));
     let remark = list.lines().last().unwrap();
-    assert!(remark.ends_with("given up: the run went back"), "{list}");
+    assert!(
+        remark.ends_with("abandoned: the run continued from an older image"),
+        "{list}"
+    );
     // The newest good image is an abandoned one; the image from which the run continues stays, too.
     let named = place.verb(&["forget", "000001"]);
     assert!(
@@ -266,7 +272,7 @@ fn run_returned_to_an_older_image_ignores_abandoned_ones() {
     assert_eq!(code(place.verb(&["forget", "000002"]).status), 0);
 
     let mut run = place.start_python(&[], FOLLOWER);
-    place.wait_for("err", "job.py is newer than the image");
+    place.wait_for("err", "job.py was changed after the image was taken");
     step(3);
     assert_eq!(place.snapshot(), "000003");
     run.crash();

@@ -307,7 +307,7 @@ fn emptied_output_starts_again_with_a_warning() {
     set(&place, "stop", "");
     assert_eq!(again.wait(), 0, "{}", place.text("err"));
     let err = place.text("err");
-    assert!(err.contains("was emptied since the snapshot"), "{err}");
+    assert!(err.contains("was truncated after the snapshot"), "{err}");
 }
 
 #[apply(as_root)]

@@ -149,7 +149,7 @@ fn a_job_that_counts_passes_and_its_folder_is_untouched() {
     assert!(figures["interval_seconds"].as_u64().unwrap() >= 10);
     let said = place.text("err");
     assert!(
-        said.starts_with("ckpt-run: rehearsal: the job really runs"),
+        said.starts_with("ckpt-run: rehearsal: this runs the job three times"),
         "{said}"
     );
     assert_eq!(said.lines().count(), 1, "{said}");
@@ -228,7 +228,7 @@ fn rehearsal_prints_a_line_per_step() {
     assert!(printed.len() > 10 && printed == numbers, "{printed:?}");
     let kept = text
         .lines()
-        .find_map(|line| line.strip_prefix("kept in "))
+        .find_map(|line| line.strip_prefix("images and logs are kept in "))
         .unwrap();
     assert!(
         fs::read_dir(format!("{kept}/store/images"))
@@ -354,7 +354,7 @@ fn ended_rehearsal_leaves_no_processes() {
         assert!(
             place
                 .text("err")
-                .contains("nothing of the rehearsal is left"),
+                .contains("all files of the rehearsal were removed"),
             "{}",
             place.text("err")
         );

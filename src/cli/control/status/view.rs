@@ -85,7 +85,7 @@ pub(super) fn draw(frame: &mut Frame, view: &View) {
     draw_timeline(frame, view, timeline);
     draw_charts(frame, view, charts);
     draw_events(frame, view, events);
-    let keys_text = Line::from(" q quits, the run goes on").style(Modifier::DIM);
+    let keys_text = Line::from(" q quits, the run continues").style(Modifier::DIM);
     frame.render_widget(keys_text, keys);
 }
 

@@ -41,10 +41,7 @@ pub enum ForgetError {
         images: Vec<ImageId>,
     },
     /// The images are pinned.
-    #[error(
-        "cannot forget what is pinned: image {}; unpin it first",
-        listed(images)
-    )]
+    #[error("cannot forget pinned images: {}; unpin them first", listed(images))]
     Pinned {
         /// The images.
         images: Vec<ImageId>,

@@ -61,7 +61,7 @@ fn forget_refuses_missing_pinned_and_needed_images_by_name() {
         store.plan_named(&ids, &any).unwrap_err().to_string()
     };
     assert_eq!(text(&[9, 2, 7]), "there is no image 000007, 000009");
-    assert!(text(&[2, 1]).contains("pinned: image 000001"));
+    assert!(text(&[2, 1]).contains("pinned images: 000001"));
     assert!(text(&[2, 4]).contains("000004: it is the newest good image"));
     store.set_aside(&lock, id(4), "torn").unwrap();
     assert!(text(&[3]).contains("000003: it is the newest good image"));

@@ -115,7 +115,7 @@ freeze 0.40 s, longest 1.6 s───────────  size 2.0 GiB─�
 ██                                       ██
 ███                                      ███
 events──────────────────────────────────────────────────────────────────────────
-09-21 14:13:20  ckpt-run 0.1.0 began, pid 7
+09-21 14:13:20  ckpt-run 0.1.0 started, pid 7
 09-21 14:13:21  the job started
 09-21 14:28:20  snapshot 000001 (schedule), frozen 0.80 s, 4.0 GiB
 09-21 14:43:20  snapshot 000002 (schedule), frozen 1.6 s, 8.0 GiB
@@ -125,7 +125,7 @@ events────────────────────────�
 
 
 
- q quits, the run goes on
+ q quits, the run continues
 ";
     let drawn = text(&drawn(&view(), 80, 25));
     assert_eq!(drawn, expected, "\n{drawn}");

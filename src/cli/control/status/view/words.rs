@@ -42,7 +42,7 @@ pub(super) fn in_words(event: &Event) -> Option<String> {
         | Event::Computing { .. }
         | Event::RestoreBegan { .. }
         | Event::Unknown => return None,
-        Event::Opened { version, pid, .. } => format!("ckpt-run {version} began, pid {pid}"),
+        Event::Opened { version, pid, .. } => format!("ckpt-run {version} started, pid {pid}"),
         Event::Started { .. } => "the job started".to_owned(),
         Event::Snapshot {
             image,
@@ -69,7 +69,7 @@ pub(super) fn in_words(event: &Event) -> Option<String> {
             format!("restored {image} in {}", time_in_words(*seconds))
         }
         Event::RestoreFailed { image, reason } => format!("restore of {image} failed: {reason}"),
-        Event::Paused { image } => format!("paused, as in {image}"),
+        Event::Paused { image } => format!("paused, saved in image {image}"),
         Event::Unpaused { seconds } => format!("unpaused in {}", time_in_words(*seconds)),
         Event::Interval { seconds, why } => {
             format!("a snapshot every {}: {why}", time_in_words(*seconds))
