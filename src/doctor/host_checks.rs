@@ -32,7 +32,7 @@ const PTRACE_FORBIDDEN: &str = "3";
 
 /// Remedy for what an ordinary user does not have.
 const WITHOUT_ROOT: &str =
-    "nothing need be done; the page \"Without root\" of the guide lists what root has beyond this";
+    "no action is needed; docs/guide/without-root.md lists the features that need root";
 
 /// Runs all checks of this file. Returns the sandbox of an ordinary user as well, where jobs will have that.
 pub(super) fn checks() -> (Vec<Check>, Option<UserSandbox>) {
@@ -127,7 +127,7 @@ fn namespaces() -> (Check, Option<UserSandbox>) {
             let check = Check::note(
                 NAME,
                 format!("cannot {step}: {error}; {forbidden}"),
-                "run as root with CAP_SYS_ADMIN, or have user namespaces allowed; without them, jobs run unisolated, and \
+                "run as root with CAP_SYS_ADMIN, or allow user namespaces; without either, jobs run unisolated and \
                  cannot be snapshotted",
             );
             (check, None)
@@ -193,7 +193,7 @@ fn privileges(effective: u64, ptrace_scope: &str, unprivileged: bool) -> Check {
     const NAME: &str = "privileges";
     if ptrace_scope == PTRACE_FORBIDDEN {
         let detail = "kernel.yama.ptrace_scope is 3: nobody may trace a process";
-        return Check::problem(NAME, detail, "set it to 2 or less; it takes a reboot");
+        return Check::problem(NAME, detail, "set it to 2 or less; this needs a reboot");
     }
     if unprivileged {
         let detail = "none on the machine: jobs run in a user namespace";

@@ -104,7 +104,8 @@ pub enum Unsupported {
     },
     /// A process uses a GPU in MIG mode.
     #[error(
-        "process {pid} computes on {gpu}, which is in MIG mode: the driver suspends jobs on whole GPUs only"
+        "process {pid} computes on {gpu}, which is in MIG mode: the driver suspends jobs on whole GPUs only; switch MIG \
+         off (nvidia-smi -mig 0)"
     )]
     Mig {
         /// Pid as the host sees it.

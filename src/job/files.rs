@@ -107,7 +107,8 @@ pub enum FilesError {
     /// An eventfd has semaphore semantics. CRIU (4.2.1) would restore it as a plain counter, and the job would
     /// misbehave without an error.
     #[error(
-        "cannot dump an eventfd of process {pid} with semaphore semantics (EFD_SEMAPHORE): CRIU does not restore them"
+        "process {pid} has an eventfd with semaphore semantics (EFD_SEMAPHORE), which CRIU cannot restore; let the job \
+         close it before snapshots"
     )]
     Semaphore {
         /// Pid as the host sees it.
@@ -115,7 +116,8 @@ pub enum FilesError {
     },
     /// The path leads to a different file outside of the job, because a process of the job has private mounts.
     #[error(
-        "cannot find {}, which the job has open, outside of the job: one of its processes has mounted a file system over it; mount it before ckpt-run starts, or unmount it", .0.display()
+        "cannot open {} from outside of the job, which has it open: a process of the job has mounted a file system \
+         over it; mount the file system before ckpt-run starts, or unmount it", .0.display()
     )]
     Elsewhere(PathBuf),
     /// `/proc` of a process could not be read.

@@ -41,7 +41,7 @@ const THREADS_MAX: usize = 32_768;
 #[derive(Debug, thiserror::Error)]
 pub enum HaltError {
     /// A thread cannot be traced.
-    #[error("cannot stop thread {thread} of process {pid}; is a debugger attached to it?")]
+    #[error("cannot stop thread {thread} of process {pid}; detach any debugger from it")]
     Trace {
         /// The process, as the host sees it.
         pid: i32,

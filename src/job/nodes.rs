@@ -86,7 +86,7 @@ pub fn needed(open: &[Descriptors], files: &[OpenFile]) -> Vec<Node> {
     if recording.nodes.len() >= NODES_MAX {
         tracing::warn!(
             max = NODES_MAX,
-            "too many open folders: not all can be created again"
+            "too many open folders: not all can be recreated in a restore"
         );
     }
     recording.nodes.into_values().collect()

@@ -78,7 +78,7 @@ pub enum SocketsError {
     Obstacle(#[from] Obstacle),
     /// A connection that is to be kept cannot be saved.
     #[error(
-        "the job's connection {local} to {remote} cannot be saved without privileges (needs CAP_NET_ADMIN over its network); run ckpt-run as root, or set network.tcp = \"close\", by which a restored job finds its connections closed"
+        "the job's connection {local} to {remote} cannot be saved without privileges (needs CAP_NET_ADMIN over its network); run ckpt-run as root, or set network.tcp = \"close\", so that a restored job finds its connections closed"
     )]
     NotKept {
         /// The job's address.

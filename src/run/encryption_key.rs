@@ -40,7 +40,9 @@ pub enum KeyError {
         source: io::Error,
     },
     /// The path is a folder, a pipe or a device.
-    #[error("cannot use the key file {path}: it is not a regular file; see encryption.key_command")]
+    #[error(
+        "cannot use the key file {path}: it is not a regular file; for other sources, use encryption.key_command"
+    )]
     NotFile {
         /// The file.
         path: PathBuf,

@@ -34,13 +34,17 @@ const PRINTED_BYTES_MAX: usize = 1024;
 pub(crate) fn why(log: &Path, kept: &Path, ended: Ended, printed: Option<&File>) -> String {
     if !log.exists() {
         let words = printed.map(words_in).filter(|words| !words.is_empty());
-        let words = words.map_or_else(String::new, |words| format!(", saying: {words}"));
+        let words = words.map_or_else(String::new, |words| format!(", and printed: {words}"));
         return format!(
-            "CRIU ended with {ended} before it opened its log{words}; `ckpt-run doctor` checks if it works here"
+            "CRIU ended with {ended} before it opened its log{words}; `ckpt-run doctor` checks if CRIU works here"
         );
     }
     let reason = criu::reason_in(log).map_or_else(
-        || format!("CRIU ended with {ended} without a reason; `ckpt-run doctor` may find it"),
+        || {
+            format!(
+                "CRIU ended with {ended} and logged no reason; `ckpt-run doctor` may find the cause"
+            )
+        },
         |reason| reason.to_string(),
     );
     format!("{reason}{}", named(kept))
@@ -104,7 +108,7 @@ mod tests {
             .unwrap();
         let told = why(&log, &log, Ended::Exited(127), Some(&printed));
         assert!(
-            told.contains("its log, saying: criu: libnet.so.1: [1mno such file; "),
+            told.contains("its log, and printed: criu: libnet.so.1: [1mno such file; "),
             "{told}"
         );
         assert!(!told.contains("dump.log"), "{told}");

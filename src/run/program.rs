@@ -12,7 +12,7 @@ use super::exit_code::{NOT_EXECUTABLE, NOT_FOUND, OURS};
 #[derive(Debug, thiserror::Error)]
 pub enum ProgramError {
     /// No command was given.
-    #[error("no command is given: add one after --, as in: ckpt-run -- ./train")]
+    #[error("no command: give one after --, as in: ckpt-run -- ./train")]
     Missing,
     /// The program does not exist.
     #[error("cannot find {}: there is no such file or program on PATH", .0.display())]

@@ -126,12 +126,13 @@ impl RunContext {
     pub fn with_user(mut self, user: Option<JobUser>) -> io::Result<Self> {
         if user.is_some() && self.agent.take().is_some() {
             if self.config.cuda.memory == Memory::Resident {
-                let reason = "cuda.memory = \"resident\" is not possible with user: the job's user has no access to the agent";
+                let reason = "cuda.memory = \"resident\" is not possible together with the setting user: that user has \
+                              no access to ckpt-run's agent; set cuda.memory = \"auto\"";
                 return Err(io::Error::new(io::ErrorKind::Unsupported, reason));
             }
             tracing::warn!(
                 "the driver copies GPU memory through host memory, which is slower: the job's user has no access to \
-                 the agent"
+                 ckpt-run's agent"
             );
         }
         self.user = user;

@@ -17,8 +17,8 @@ pub(crate) fn tell(line: &[OsString], directory: &Path, image: &ImageEntry) {
     for script in edited(line, directory, made) {
         tracing::warn!(
             image = %image.id,
-            "{} is newer than the image: the job continues with the version that it has read; --fresh starts it from \
-             the beginning with the new one",
+            "{} was changed after the image was taken: the job continues with the old version, which is in its memory; \
+             --fresh starts it from the beginning with the new one",
             script.display()
         );
     }

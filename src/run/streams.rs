@@ -315,7 +315,7 @@ impl Streams {
 fn can_have_terminal() -> bool {
     let pty = Pty::open(None);
     if let Err(error) = &pty {
-        tracing::warn!(%error, "cannot create a terminal for the job, which gets pipes: is /dev/pts mounted?");
+        tracing::warn!(%error, "cannot create a terminal for the job, which gets pipes instead; check that /dev/pts is mounted");
     }
     pty.is_ok()
 }

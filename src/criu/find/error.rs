@@ -44,8 +44,8 @@ pub enum FindError {
         /// The file or folder in it.
         part: PathBuf,
     },
-    /// The program could not be asked for its version.
-    #[error("failed to ask CRIU at {} for its version: {REMEDY}", path.display())]
+    /// The program could not be run to query its version.
+    #[error("cannot run CRIU at {} to query its version: {REMEDY}", path.display())]
     Ask {
         /// The program or prefix.
         path: PathBuf,
@@ -54,7 +54,7 @@ pub enum FindError {
         source: io::Error,
     },
     /// The program ran and failed, or its answer holds no version.
-    #[error("cannot understand CRIU at {}: `--version` ended with {status} and printed {answer:?}: {REMEDY}", path.display())]
+    #[error("cannot determine the version of CRIU at {}: `--version` ended with {status} and printed {answer:?}: {REMEDY}", path.display())]
     NoVersion {
         /// The program or prefix.
         path: PathBuf,
@@ -69,7 +69,7 @@ pub enum FindError {
 #[derive(Debug, thiserror::Error)]
 pub enum CheckError {
     /// The program could not be run.
-    #[error("failed to run `criu check`")]
+    #[error("cannot run `criu check`")]
     Ask(#[from] io::Error),
     /// The kernel or the privileges do not suffice.
     #[error("cannot use CRIU here: `criu check` ended with {status}: {reason}")]

@@ -87,7 +87,7 @@ pub enum Refusal {
         gpu: String,
     },
     /// The GPU has too little free memory.
-    #[error("{gpu} has {} free and the job needs {}; end the programs that use it, or give a map to other GPUs", size(*free), size(*needed))]
+    #[error("{gpu} has {} free and the job needs {}; end the programs that use it, or choose other GPUs with --gpu-map", size(*free), size(*needed))]
     Memory {
         /// Model and UUID.
         gpu: String,

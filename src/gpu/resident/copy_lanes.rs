@@ -307,7 +307,9 @@ impl CopyLanes {
                 Ok(()) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
                 Err(RecvTimeoutError::Timeout) => {
-                    tracing::warn!("the copier of GPU memory hangs and is killed");
+                    tracing::warn!(
+                        "the copier process for GPU memory does not respond and is killed"
+                    );
                     self.copier.kill();
                     return;
                 }

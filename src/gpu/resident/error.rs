@@ -21,7 +21,7 @@ pub enum ResidentError {
     Cuda(Box<TreeError>),
     /// In every attempt a thread was halted within a CUDA call that blocks all others.
     #[error(
-        "cannot stop the job between two CUDA calls in {tries} attempts; another attempt follows later (a new start \
+        "cannot stop the job between two CUDA calls in {tries} attempts; another attempt follows later (a job started \
          with cuda.memory = \"driver\" avoids this)"
     )]
     Busy {
@@ -39,8 +39,8 @@ pub enum ResidentError {
     },
     /// A process shares device memory in a way that cannot be restored.
     #[error(
-        "process {pid} shares GPU memory with others (CUDA IPC) that no agent handles, such as pieces below 2 MiB, \
-         or all memory after a move to other GPUs: it cannot be restored, so no snapshot is taken"
+        "process {pid} shares GPU memory with other processes (CUDA IPC) in a way that cannot be restored: in pieces \
+         below 2 MiB, or after a restore onto other GPUs"
     )]
     Shares {
         /// Pid as the job sees it.
@@ -50,7 +50,7 @@ pub enum ResidentError {
     /// lost.
     #[error(
         "the job's {pieces} pieces of GPU memory need more open descriptors than the limit of {limit}: raise it \
-         (ulimit -Hn,          LimitNOFILE=)"
+         (ulimit -Hn, or LimitNOFILE= of a systemd service)"
     )]
     Descriptors {
         /// Number of pieces of all processes.

@@ -345,7 +345,7 @@ impl KeptMemory {
                 if matches!(source, AgentError::Gone { .. }) {
                     break;
                 }
-                tracing::warn!(pid, "GPU memory is mapped again: {source}");
+                tracing::warn!(pid, "cannot map GPU memory, trying again: {source}");
                 mapped = agent.map(&process.held, MAP_LIMIT);
             }
             match mapped {

@@ -21,11 +21,11 @@ use crate::safe_path::{Spot, Way};
 /// Mode bits of a folder, such as `/tmp`, in which every user may create files but not remove those of others.
 const SHARED: u32 = 0o1002;
 
-/// Reasons why folders and named pipes cannot be created again.
+/// Reasons why folders and named pipes cannot be recreated.
 #[derive(Debug, thiserror::Error)]
 pub enum NodesError {
     /// A file of another kind has the path.
-    #[error("cannot create {} again, which the job needs: {} is of another kind now; move it away, or restore an older image", path.display(), obstacle.display())]
+    #[error("cannot recreate {}, which the job needs: {} is now a file of another type; move it away, or restore an older image", path.display(), obstacle.display())]
     Obstructed {
         /// The node to create.
         path: PathBuf,
@@ -41,15 +41,15 @@ pub enum NodesError {
         owner: u32,
     },
     /// A snapshot would not have recorded the node.
-    #[error("cannot create {} again: a snapshot does not record such a path; restore an older image", .0.display())]
+    #[error("cannot recreate {}: the image contains a path that no snapshot records; restore an older image", .0.display())]
     Senseless(PathBuf),
     /// The image has more nodes than a snapshot records.
     #[error(
-        "cannot create {0} folders again: a snapshot records {NODES_MAX} at most; restore an older image"
+        "cannot recreate {0} folders: a snapshot records at most {NODES_MAX}; restore an older image"
     )]
     TooMany(usize),
     /// A system call failed.
-    #[error("cannot create {} again, which the job needs", path.display())]
+    #[error("cannot recreate {}, which the job needs", path.display())]
     System {
         /// The node to create.
         path: PathBuf,

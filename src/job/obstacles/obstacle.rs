@@ -55,7 +55,7 @@ impl Obstacle {
 pub enum Finding {
     /// The process is outside the tree that CRIU dumps.
     #[error(
-        "is not a descendant of the job's first process, so that an image would not contain it; end it, or restart the \
+        "is not a descendant of the job's first process, so an image would not contain it; end it, or restart the \
          program that it belongs to"
     )]
     Stray,

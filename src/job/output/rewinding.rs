@@ -97,7 +97,7 @@ impl Output {
         }
         if now == 0 && relation == Relation::Earlier {
             let path = path.display();
-            tracing::warn!(%path, "the file of the job's output was emptied since the snapshot (`>` does that, `>>` does not); output begins at its start");
+            tracing::warn!(%path, "the file of the job's output was truncated after the snapshot (the shell's `>` does that, `>>` does not); output continues at its start");
             return Ok(());
         }
         other_bytes.judge(if now < then {
@@ -139,7 +139,7 @@ impl Output {
                     let len = keep_end(&path, &mut source, there.offset, &kept)?;
                     if relation == Relation::Earlier {
                         let kept = kept.display();
-                        tracing::info!(bytes = len, %kept, "cut off ckpt-run's output after the snapshot");
+                        tracing::info!(bytes = len, %kept, "removed the job's output after the snapshot from its file");
                     }
                     let from = there.offset;
                     before.cut = Some(Part { kept, from, len });

@@ -260,7 +260,7 @@ fn early_exit_of_criu_is_reported_with_its_output() {
     assert_eq!(refused.status.code(), Some(125));
     let text = stderr(&refused);
     assert!(
-        text.contains("exit code 127 before it opened its log, saying: criu: error while loading shared libraries: libnet.so.1; "),
+        text.contains("exit code 127 before it opened its log, and printed: criu: error while loading shared libraries: libnet.so.1; "),
         "{text}"
     );
     assert!(!text.contains("(log: "), "{text}");
