@@ -1,7 +1,7 @@
 //! The combination of all places, and its result.
 //!
 //! Later places have precedence, key by key. The schedule is one decision in two keys: a place that gives
-//! `snapshot.interval` ends a `snapshot.cron` of an earlier place, and a place that gives both contradicts itself. The
+//! `snapshot.interval` overrides a `snapshot.cron` of an earlier place, and a place that gives both is refused. The
 //! same applies to the two keys for the location of the store's encryption key.
 
 use std::collections::BTreeMap;

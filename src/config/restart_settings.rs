@@ -1,4 +1,4 @@
-//! Settings of `[restart]` (the ends of the job that are restarted, and how often).
+//! Settings of `[restart]`: the exits of the job that are followed by a restart, and the limits on restarts.
 //!
 //! The meaning of each setting is documented in `config/default.toml`, as for all of [`super::model`].
 

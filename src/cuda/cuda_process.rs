@@ -106,8 +106,8 @@ impl CudaProcess {
     /// Moves GPU memory back. Checkpointed becomes locked. The call has no time limit either.
     ///
     /// # Errors
-    /// The process stays checkpointed. If free GPU memory was missing, that state is final (as reported about the
-    /// driver), so check for enough memory first.
+    /// The process stays checkpointed. If there was too little free GPU memory, it is reported to stay so forever:
+    /// check for enough memory first.
     pub fn restore(&self) -> Result<(), CallError> {
         self.api().prepare();
         let restored = self.api().restore(self.pid, &GpuMap::default());

@@ -194,7 +194,7 @@ fn gpus_in_use(users: &[CudaUser], machine_gpus: usize) -> usize {
 /// Returns the first setting that lets NCCL share memory in a way that cannot be restored.
 fn shares_memory(user: &CudaUser) -> Option<String> {
     let environment = &user.environment;
-    // To use peers at no distance is the same as not to use them.
+    // This level disables peer-to-peer transfers.
     let level = variable(environment, "NCCL_P2P_LEVEL");
     let far_only = level.is_some_and(|level| level.eq_ignore_ascii_case("LOC") || level == "0");
     let needed: &[_] = if far_only || user.agent {

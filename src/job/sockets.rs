@@ -9,8 +9,7 @@
 //!
 //! A killed job leaves sockets in `TIME_WAIT` for a minute. No process owns them, but their addresses cannot be bound,
 //! so they are destroyed before a restore. Connections to other programs cannot be restored: their peers have
-//! continued, or have noticed the job's death. A restored connection would be open at one end only. continued, or have
-//! noticed that the job died. A restored connection would be open at one end only.
+//! continued, or have noticed the job's death. A restored connection would be open at one end only.
 
 pub(super) mod diagnosis;
 mod kinds;

@@ -345,8 +345,8 @@ fn for_trial(settings: &Loaded, store: &Path, after_crash: AfterCrash) -> Loaded
         .expect("the settings of a trial are valid")
 }
 
-/// Returns the user's patterns of files that are never put back, and one for the trial's own, beside its store: not everywhere
-/// is it known who writes a file. The list is a text with commas.
+/// Returns the user's patterns of files that are never put back, and one for the trial's own files beside its store:
+/// without fanotify, these could count as files of the job. The patterns are separated by commas.
 fn exclude(settings: &Loaded, store: &Path) -> String {
     let mut patterns = settings.config.files.exclude.clone();
     let folder = store.parent().unwrap_or(store).to_string_lossy();
@@ -391,7 +391,7 @@ fn private_file(path: &Path) -> io::Result<File> {
         .open(path)
 }
 
-/// Returns a file on ckpt-run's stdin anew, so that each run reads it from the same place. A pipe or a terminal can be
+/// Opens a file on ckpt-run's stdin again, so that each run reads it from the same place. A pipe or a terminal can be
 /// read once only, and the job gets neither.
 fn stdin() -> Stdio {
     let reopened = || -> io::Result<File> {

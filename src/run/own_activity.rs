@@ -138,7 +138,7 @@ impl Job {
 
 #[cfg(test)]
 impl OwnActivity {
-    /// Ends the work that `begins` began, when the job has used so much CPU time.
+    /// Ends the work that `begins` recorded. The job has used this much CPU time by now.
     pub(crate) fn ends(&self, used: Duration) {
         self.marks().cpu.ends(used);
     }

@@ -1,4 +1,4 @@
-//! Processes of a ckpt-run job whose GPU memory the driver alone would lose; they are left to their supervisor.
+//! Refusal of processes of a ckpt-run job whose GPU memory the driver alone would lose.
 
 use std::io;
 use std::time::Duration;

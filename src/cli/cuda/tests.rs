@@ -134,7 +134,7 @@ fn a_map_reaches_the_driver() {
 }
 
 #[test]
-fn auto_takes_the_places_of_gpus_that_are_gone_and_wants_to_know_them() {
+fn auto_replaces_missing_gpus_and_requires_the_old_ones() {
     let onto = |text: &str| match verb(&format!("resume --pid 300 {text}")) {
         CudaVerb::Resume(arguments) => arguments
             .onto

@@ -55,7 +55,7 @@ impl Borrower {
         // SAFETY: takes no argument, and `socket` is a unix socket that this process holds.
         let opened = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCUNIXFILE) };
         let opened = match Errno::result(opened) {
-            // Only CAP_NET_ADMIN opens it. Then a name counts that leads there from everywhere.
+            // Opening the file needs CAP_NET_ADMIN. Without it, only an absolute path is usable.
             Err(Errno::EPERM) => {
                 let about = fs::symlink_metadata(name).ok()?;
                 let leads = name.is_absolute() && about.file_type().is_socket();

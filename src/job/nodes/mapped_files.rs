@@ -1,8 +1,7 @@
-//! Ways to the files that processes have mapped.
+//! Access to the files that processes have mapped.
 //!
-//! `/proc/PID/map_files` leads to each of them. Only privileges on the machine let a process follow it
-//! (`CAP_CHECKPOINT_RESTORE`); without, a file is reached by its name or by a descriptor of it. A file that has neither
-//! is known by its mappings alone.
+//! `/proc/PID/map_files` has a link to each of them. Following it requires `CAP_CHECKPOINT_RESTORE` on the machine;
+//! without it, a file is opened by its name or through a descriptor. A file that has neither cannot be opened.
 
 use std::fs;
 use std::io;
@@ -23,7 +22,7 @@ pub(in crate::job) fn map_link(pid: i32, map: &MemoryMap) -> PathBuf {
     another_way(pid, map).unwrap_or(link)
 }
 
-/// Returns true if this process may follow the links to mapped files. It may follow those of others if it may its own.
+/// Returns true if this process may follow the links to mapped files: its own, and then also those of others.
 fn are_followed() -> bool {
     static ARE_FOLLOWED: OnceLock<bool> = OnceLock::new();
     *ARE_FOLLOWED.get_or_init(|| {

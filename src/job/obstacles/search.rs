@@ -17,7 +17,7 @@ use crate::job::tree::{Process, TreeError};
 pub enum When {
     /// The job computes.
     Ahead,
-    /// The tasks are frozen: what takes longer to find, or what CRIU names itself, is not looked for again.
+    /// The tasks are frozen: kinds that take longer to find, and kinds that CRIU reports itself, are omitted.
     Frozen,
 }
 

@@ -3,7 +3,6 @@
 //! A user with write access to a folder on the way to a file can replace the file at any moment. Before CRIU starts,
 //! the files at such paths are recorded, and their owners compared with the image. Before the first task runs, the
 //! recorded files are compared with those that CRIU has opened: open files, mappings, working directories and roots.
-//! each is compared with what CRIU has opened.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, Metadata};
@@ -188,7 +187,7 @@ impl Expected {
         let maps = tree::maps(pid).map_err(|error| failed(io::Error::other(error)))?;
         let mut seen = HashSet::new();
         for map in maps {
-            // A name that has other bytes than UTF-8 is looked at under its own.
+            // `/proc/PID/maps` is read as text, so a name that is not UTF-8 is checked through its link.
             if let MMapPath::Path(path) = &map.pathname
                 && seen.insert(path.clone())
             {
