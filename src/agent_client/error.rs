@@ -7,7 +7,7 @@ use std::io;
 pub enum AgentError {
     /// A stopped thread holds a lock that the agent needs; nothing was changed.
     #[error(
-        "{request} of process {pid}: a stopped thread is inside the agent; let it continue for a moment, then try again"
+        "cannot {request} of process {pid}: a stopped thread is inside the agent; let it continue for a moment, then try again"
     )]
     Busy {
         /// The request.
@@ -17,7 +17,7 @@ pub enum AgentError {
     },
     /// There is no reply yet: the request may still be carried out.
     #[error(
-        "{request} of process {pid}: no reply in time; repeat the request, because it may still be carried out"
+        "cannot {request} of process {pid}: no reply in time; repeat the request, because it may still be carried out"
     )]
     TimedOut {
         /// The request.
@@ -27,7 +27,7 @@ pub enum AgentError {
     },
     /// No process has the agent's name.
     #[error(
-        "{request} of process {pid}: it has no agent (any more); its memory is left to the driver"
+        "cannot {request} of process {pid}: it has no agent (any more); its memory is left to the driver"
     )]
     Gone {
         /// The request.
@@ -36,7 +36,7 @@ pub enum AgentError {
         pid: i32,
     },
     /// The request is not valid for the agent's state; nothing was changed.
-    #[error("{request} of process {pid}: refused by its agent; its memory is unchanged")]
+    #[error("cannot {request} of process {pid}: refused by its agent; its memory is unchanged")]
     Refused {
         /// The request.
         request: &'static str,
@@ -45,7 +45,7 @@ pub enum AgentError {
     },
     /// The driver failed; the changes were undone.
     #[error(
-        "{request} of process {pid}: the driver returned {code} to its agent; its memory is unchanged"
+        "cannot {request} of process {pid}: the driver returned {code} to its agent; its memory is unchanged"
     )]
     Driver {
         /// The request.
@@ -57,7 +57,7 @@ pub enum AgentError {
     },
     /// The driver failed, and so did the undoing.
     #[error(
-        "{request} of process {pid}: the driver returned {code} to its agent, and device memory is missing; restore \
+        "cannot {request} of process {pid}: the driver returned {code} to its agent, and device memory is missing; restore \
          the job"
     )]
     Lost {
@@ -70,7 +70,7 @@ pub enum AgentError {
     },
     /// The memory was released earlier, and its descriptors were not kept.
     #[error(
-        "{request} of process {pid}: an earlier request has released its memory; restore the job"
+        "cannot {request} of process {pid}: an earlier request has released its memory; restore the job"
     )]
     AlreadyReleased {
         /// The request.
@@ -80,7 +80,7 @@ pub enum AgentError {
     },
     /// The reply is not valid.
     #[error(
-        "{request} of process {pid}: its agent sent an invalid reply ({what}); restore the job"
+        "cannot {request} of process {pid}: its agent sent an invalid reply ({what}); restore the job"
     )]
     Malformed {
         /// The request.
@@ -91,7 +91,7 @@ pub enum AgentError {
         what: &'static str,
     },
     /// The socket failed.
-    #[error("{request} of process {pid}: cannot communicate with its agent")]
+    #[error("cannot {request} of process {pid}: communication with its agent failed")]
     Io {
         /// The request.
         request: &'static str,

@@ -29,13 +29,13 @@ impl Kind {
 
     pub(super) const fn name(self) -> &'static str {
         match self {
-            Self::Hello => "asking for the agent",
-            Self::Probe => "asking the driver",
-            Self::Release => "releasing the device memory",
-            Self::Map => "mapping the device memory",
-            Self::Remake => "creating new device memory",
-            Self::Origins => "asking for shared memory",
-            Self::Holdings => "asking for the memory on each GPU",
+            Self::Hello => "reach the agent",
+            Self::Probe => "query the driver",
+            Self::Release => "release the device memory",
+            Self::Map => "map the device memory",
+            Self::Remake => "create new device memory",
+            Self::Origins => "query the shared memory",
+            Self::Holdings => "query the memory on each GPU",
         }
     }
 

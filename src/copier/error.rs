@@ -13,7 +13,7 @@ use super::wire::Refusal;
 #[derive(Debug, Error)]
 pub enum CopierError {
     /// The program could not be started.
-    #[error("start {} as the copier of GPU memory", program.display())]
+    #[error("cannot start {} as the copier of GPU memory", program.display())]
     Start {
         /// The program.
         program: PathBuf,
@@ -23,7 +23,7 @@ pub enum CopierError {
     },
     /// The started program does not reply like a copier of this version.
     #[error(
-        "use {} as the copier of GPU memory: it does not reply like a copier of this version (a program that uses \
+        "cannot use {} as the copier of GPU memory: it does not reply like a copier of this version (a program that uses \
          the library has to call ckpt_run::helper_main first)",
         program.display()
     )]
@@ -32,7 +32,7 @@ pub enum CopierError {
         program: PathBuf,
     },
     /// A connection broke, or an unexpected message arrived. The copier is ended.
-    #[error("{operation}: communication with the copier failed")]
+    #[error("cannot {operation}: communication with the copier failed")]
     Talk {
         /// The operation.
         operation: &'static str,
@@ -41,13 +41,13 @@ pub enum CopierError {
         source: io::Error,
     },
     /// The process has exited. Start another one.
-    #[error("{operation}: the copier has exited")]
+    #[error("cannot {operation}: the copier has exited")]
     Gone {
         /// The operation.
         operation: &'static str,
     },
     /// No reply came in time. The copier is ended, because its further actions are unknown.
-    #[error("{operation} within {limit:?}: the copier does not reply")]
+    #[error("cannot {operation} within {limit:?}: the copier does not reply")]
     Slow {
         /// The operation.
         operation: &'static str,
@@ -55,7 +55,7 @@ pub enum CopierError {
         limit: Duration,
     },
     /// A GPU has too little free memory. Nothing was allocated.
-    #[error("{operation}: {reason}")]
+    #[error("cannot {operation}: {reason}")]
     OutOfMemory {
         /// The operation.
         operation: &'static str,
@@ -63,7 +63,7 @@ pub enum CopierError {
         reason: String,
     },
     /// The CUDA driver refused the request, or does not work.
-    #[error("{operation}: {reason}")]
+    #[error("cannot {operation}: {reason}")]
     Device {
         /// The operation.
         operation: &'static str,
@@ -71,7 +71,7 @@ pub enum CopierError {
         reason: String,
     },
     /// The request is invalid, or not possible at present. Nothing was done.
-    #[error("{operation}: {reason}")]
+    #[error("cannot {operation}: {reason}")]
     Refused {
         /// The operation.
         operation: &'static str,

@@ -67,7 +67,7 @@ impl Gpus {
         let found = self.open.get_mut(&gpu).ok_or_else(|| not_open(gpu))?;
         let free = found.context.free_and_total()?.free;
         if bytes > free {
-            let text = format!("take {bytes} bytes of {gpu}: {free} are free");
+            let text = format!("{gpu} has {free} bytes free, but {bytes} are needed");
             return Err(Refusal::OutOfMemory(text));
         }
         found.reserved.grow(&found.context, bytes)?;

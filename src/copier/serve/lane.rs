@@ -33,8 +33,9 @@ impl LaneThread {
         let &any = contexts
             .peek()
             .ok_or_else(|| Refusal::request("no GPU was opened"))?;
-        let memory = SharedMemory::open(memory, LANE_BYTES)
-            .map_err(|error| Refusal::Request(short(format!("map a lane's memory: {error}"))))?;
+        let memory = SharedMemory::open(memory, LANE_BYTES).map_err(|error| {
+            Refusal::Request(short(format!("cannot map a lane's memory: {error}")))
+        })?;
         let memory = Pinned::new(any, memory)?;
         let streams = contexts
             .map(|context| Ok((context.gpu(), Stream::new(context)?)))
@@ -49,7 +50,7 @@ impl LaneThread {
             .name("lane".to_owned())
             .spawn(move || lane.serve())
             .map(drop)
-            .map_err(|error| Refusal::Request(short(format!("start a thread: {error}"))))
+            .map_err(|error| Refusal::Request(short(format!("cannot start a thread: {error}"))))
     }
 
     fn serve(&mut self) {

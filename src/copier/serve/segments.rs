@@ -133,7 +133,7 @@ impl Segments {
             return Ok(segment);
         }
         Err(Refusal::Request(format!(
-            "bytes {} to {} of a segment of {}",
+            "bytes {} to {} are not within the segment of {} bytes",
             part.start, part.end, segment.len
         )))
     }

@@ -202,7 +202,7 @@ fn memory_that_cannot_be_made_on_another_gpu_fails_the_restore() {
     let mut scene = Elsewhere::begin(["0", "1"], &map, ["", "cuMemCreate:0:2"]);
     assert_ne!(scene.run.wait(), 0);
     let said = scene.place.text("err");
-    assert!(said.contains("creating new device memory"), "{said}");
+    assert!(said.contains("cannot create new device memory"), "{said}");
     scene.gpu.assert_free("at its end");
 }
 
