@@ -1,7 +1,7 @@
 //! Supervision of a job by a Rust program: `supervise STORE CMD [ARGS]` does the same as
 //! `ckpt-run --store STORE --interval 5m -- CMD`, with the settings of `ckpt-run` in this folder.
 //!
-//! It needs root and CRIU, like `ckpt-run`. A checkout has CRIU in `.criu`:
+//! Its requirements are those of `ckpt-run`. A checkout has CRIU in `.criu`:
 //!
 //! ```text
 //! CKPT_RUN_CRIU=.criu cargo run --example supervise -- ./store python3 job.py

@@ -68,9 +68,9 @@ fn dispatch(global: &Global, verb: Verb) -> Result<ExitCode, Failure> {
         Verb::Man { folder } => man::run(folder.as_deref()),
         // A process that a supervisor started does not get here: see `helper_main`.
         Verb::GpuCopier => Err(Failure {
-            text: "gpu-copier is a part of ckpt-run that a supervisor starts by itself; its standard input has to be \
-                   the supervisor's socket"
-                .to_owned(),
+            text:
+                "gpu-copier is internal: the supervisor starts it, with a socket as standard input"
+                    .to_owned(),
             code: OURS,
         }),
     }
