@@ -13,7 +13,7 @@ use tokio::sync::mpsc::{Receiver, channel};
 
 use super::control::server;
 use super::decide::action::Action;
-use super::decide::event::{Event, Now, Signal};
+use super::decide::event::{Event, Now, Signal, StoreImages};
 use super::decide::stage::Beginning;
 use super::decide::state_machine::Machine;
 use super::effects::perform::{Effects, Outcome};
@@ -56,13 +56,15 @@ fn moment() -> Moment {
     }
 }
 
-fn now(context: &RunContext) -> Now {
-    let images = context.store.images().inspect_err(|error| {
-        tracing::warn!("cannot look for images: {}", chain(error));
-    });
+fn now(context: &Arc<RunContext>) -> Now {
+    let context = Arc::clone(context);
+    let read = move || {
+        let images = context.store.images();
+        images.inspect_err(|error| tracing::warn!("cannot list the images: {}", chain(error)))
+    };
     Now {
         at: moment(),
-        images,
+        images: StoreImages::new(read),
     }
 }
 
@@ -261,8 +263,8 @@ impl Supervisor {
     }
 
     /// Makes the status of the run.
-    fn status(&mut self, make: impl FnOnce(&RunFacts<'_>) -> Status) -> Status {
-        let forecast = self.machine.forecast(now(&self.context));
+    fn status(&self, make: impl FnOnce(&RunFacts<'_>) -> Status) -> Status {
+        let forecast = self.machine.forecast(moment());
         let job = self.effects.job().filter(|_| self.machine.is_running());
         make(&RunFacts {
             now: moment(),

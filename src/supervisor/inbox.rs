@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use nix::sys::signal::Signal as Number;
 use tokio::signal::unix::{SignalKind, signal};
@@ -18,6 +19,9 @@ use crate::sandbox;
 
 /// Limit on the messages that wait for the loop. Senders wait when it is reached; no message is dropped.
 pub(super) const MESSAGES_MAX: usize = 256;
+/// Limit on the measurement of the disk for a status, less than a scraper's exchange with the endpoint (5 s). A status
+/// without it is better than none.
+const DISK_LIMIT: Duration = Duration::from_secs(4);
 
 /// A message to the loop.
 #[derive(Debug)]
@@ -69,6 +73,30 @@ pub(super) fn watch_signals(inbox: &Sender<Message>) -> io::Result<()> {
         });
     }
     Ok(())
+}
+
+/// Asks the loop; `None` if the run ends before it answers.
+pub(super) async fn ask<T>(
+    inbox: &Sender<Message>,
+    message: impl FnOnce(oneshot::Sender<T>) -> Message,
+) -> Option<T> {
+    let (reply, replied) = oneshot::channel();
+    inbox.send(message(reply)).await.ok()?;
+    replied.await.ok()
+}
+
+/// Asks the loop for the status, and adds the disk usage: the loop itself must not wait for a slow disk.
+pub(super) async fn ask_status(inbox: &Sender<Message>) -> Option<Box<Status>> {
+    let status = ask(inbox, Message::StatusRequest).await?;
+    let unmeasured = status.clone();
+    let measured = tokio::task::spawn_blocking(move || status.measured());
+    let measured = tokio::time::timeout(DISK_LIMIT, measured).await;
+    Some(
+        measured
+            .ok()
+            .and_then(Result::ok)
+            .map_or(unmeasured, Box::new),
+    )
 }
 
 /// Returns true if the caller has set the signal to be ignored.

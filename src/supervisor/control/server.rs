@@ -17,14 +17,14 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt};
 use tokio::net::unix::OwnedWriteHalf;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::mpsc::Sender;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::watch;
 
 use crate::run::environment::{SOCKET, socket_path};
 use crate::snapshot::paused::StillPaused;
 use crate::snapshot::take_snapshot::Afterwards;
 use crate::store::ImageId;
 use crate::supervisor::decide::event::Event;
-use crate::supervisor::inbox::Message;
+use crate::supervisor::inbox::{Message, ask, ask_status};
 use crate::supervisor::observers::run_status::Status;
 
 /// Longest request.
@@ -169,11 +169,10 @@ async fn answered(request: Request, inbox: &Sender<Message>) -> Answer {
         Request::Pause => Afterwards::Pause,
         Request::Stop => Afterwards::Stop,
         Request::Status => {
-            let status = asked(inbox, Message::StatusRequest).await;
-            return status.map_or_else(ended, Answer::Status);
+            return ask_status(inbox).await.map_or_else(ended, Answer::Status);
         }
         Request::Unpause => {
-            return match asked(inbox, |reply| Message::Event(Event::UnpauseRequest(reply))).await {
+            return match ask(inbox, |reply| Message::Event(Event::UnpauseRequest(reply))).await {
                 Some(Ok(())) => Answer::Done,
                 Some(Err(StillPaused::NoRoom(reason))) => Answer::Later(reason),
                 Some(Err(StillPaused::Failed(reason))) => Answer::Failed(reason),
@@ -181,7 +180,7 @@ async fn answered(request: Request, inbox: &Sender<Message>) -> Answer {
             };
         }
     };
-    match asked(inbox, |reply| {
+    match ask(inbox, |reply| {
         Message::Event(Event::SnapshotRequest(afterwards, reply))
     })
     .await
@@ -190,16 +189,6 @@ async fn answered(request: Request, inbox: &Sender<Message>) -> Answer {
         Some(Err(reason)) => Answer::Failed(reason),
         None => ended(),
     }
-}
-
-/// Asks the loop; `None` when the run ends before it answers.
-async fn asked<T>(
-    inbox: &Sender<Message>,
-    message: impl FnOnce(oneshot::Sender<T>) -> Message,
-) -> Option<T> {
-    let (reply, replied) = oneshot::channel();
-    inbox.send(message(reply)).await.ok()?;
-    replied.await.ok()
 }
 
 fn ended() -> Answer {

@@ -1,5 +1,7 @@
 //! Events that the machine decides about, and the facts of their moment.
 
+use std::cell::OnceCell;
+use std::fmt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -21,14 +23,51 @@ use crate::supervisor::policy::schedule::Now as Moment;
 pub(crate) struct Now {
     /// Both clocks.
     pub at: Moment,
-    /// The images of the store, oldest first; an error if they cannot be listed.
-    pub images: Result<Vec<ImageEntry>, ReadError>,
+    pub images: StoreImages,
 }
 
 impl Now {
     /// The monotonic clock.
     pub fn monotonic(&self) -> Instant {
         self.at.monotonic
+    }
+}
+
+/// The images of the store, oldest first. The store is read when a decision first needs the list, and at most once for
+/// an event: most events need none, and a store with many images or on a slow disk takes its time.
+pub(crate) struct StoreImages {
+    read: Box<dyn Fn() -> Result<Vec<ImageEntry>, ReadError>>,
+    list: OnceCell<Result<Vec<ImageEntry>, ReadError>>,
+}
+
+impl StoreImages {
+    pub fn new(read: impl Fn() -> Result<Vec<ImageEntry>, ReadError> + 'static) -> Self {
+        Self {
+            read: Box::new(read),
+            list: OnceCell::new(),
+        }
+    }
+
+    pub fn list(&self) -> Result<&[ImageEntry], &ReadError> {
+        let list = self.list.get_or_init(&self.read);
+        list.as_deref()
+    }
+
+    /// Returns the list, and none if it cannot be read.
+    pub fn list_or_none(&self) -> &[ImageEntry] {
+        self.list().unwrap_or_default()
+    }
+
+    /// Returns the reason why the store cannot be read, to end the run with it.
+    pub fn take_error(&mut self) -> Option<ReadError> {
+        self.list().err()?;
+        self.list.take()?.err()
+    }
+}
+
+impl fmt::Debug for StoreImages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.list.fmt(f)
     }
 }
 

@@ -217,30 +217,23 @@ impl Machine {
     }
 
     /// Returns the exit code if the exit was requested and is no crash.
-    fn requested_exit(&self, status: ExitStatus) -> Option<u8> {
-        match self.stopping {
-            _ if !self.is_stopping() => None,
-            Stopping::No | Stopping::ByTheJob(_) => Some(status.code()),
-            Stopping::WhenSaved | Stopping::Until(_)
-                if status.is_success() || self.images_at_least() == 0 =>
-            {
-                Some(status.code())
-            }
-            Stopping::WhenSaved | Stopping::Until(_) => Some(SAVED),
+    fn requested_exit(&mut self, status: ExitStatus) -> Option<u8> {
+        if !self.is_stopping() {
+            return None;
         }
+        let is_saved = matches!(self.stopping, Stopping::WhenSaved | Stopping::Until(_))
+            && !status.is_success()
+            && self.images_to_restore().all > 0;
+        Some(if is_saved { SAVED } else { status.code() })
     }
 
     /// Returns true if a crash now would be followed by a restore.
-    pub(super) fn would_restore(&self) -> bool {
+    pub(super) fn would_restore(&mut self) -> bool {
         let crash = ExitStatus::Signaled(nix::libc::SIGKILL);
         let mut budget = self.attempts.budget;
         budget.ended(crash);
-        let decision = decide(
-            crash,
-            &self.settings.restart,
-            budget,
-            self.images_to_restore(),
-        );
+        let images = self.images_to_restore();
+        let decision = decide(crash, &self.settings.restart, budget, images);
         matches!(decision, Decision::Restore { .. })
     }
 }

@@ -2,30 +2,24 @@
 
 use super::state_machine::Machine;
 use crate::store::{ImageEntry, ImageId};
-use crate::supervisor::error::RunError;
 use crate::supervisor::notice::Notice;
 use crate::supervisor::policy::restart::Images;
 
 impl Machine {
-    /// Returns the run's images that are good and were not refused, oldest first.
-    pub(super) fn available(&mut self) -> Result<Vec<ImageId>, RunError> {
-        if self.now.images.is_err() {
-            std::mem::replace(&mut self.now.images, Ok(Vec::new()))?;
+    /// Returns the images as `available` does; `None` if the store cannot be read, which ends the run.
+    pub(super) fn available_or_fail(&mut self) -> Option<Vec<ImageId>> {
+        if let Some(error) = self.now.images.take_error() {
+            self.fail(error.into());
+            return None;
         }
-        Ok(self.available_or_none())
+        Some(self.available())
     }
 
-    /// Returns the images as `available` does, and reports newer ones that cannot be read; `None` if the run ends.
+    /// Returns the images as `available_or_fail` does, and reports newer ones that cannot be read.
     pub(super) fn listed_images(&mut self) -> Option<Vec<ImageId>> {
-        let available = match self.available() {
-            Ok(available) => available,
-            Err(error) => {
-                self.fail(error);
-                return None;
-            }
-        };
+        let available = self.available_or_fail()?;
         let instead = available.last().copied();
-        let images = self.now.images.as_deref().unwrap_or_default();
+        let images = self.now.images.list_or_none();
         let unreadable = images
             .iter()
             .filter(|image| Some(image.id) > instead && self.state.may_go_on_from(image))
@@ -46,45 +40,46 @@ impl Machine {
             && !self.attempts.refused.contains(&image.id)
     }
 
-    /// Returns the images as `available` does; none if the store cannot be read, which is no reason to end a job that
-    /// computes.
-    pub(super) fn available_or_none(&self) -> Vec<ImageId> {
-        let images = self.now.images.iter().flatten();
+    /// Returns the run's images that are good and were not refused, oldest first; none if the store cannot be read, which
+    /// is no reason to end a job that computes.
+    pub(super) fn available(&mut self) -> Vec<ImageId> {
+        let images = self.now.images.list_or_none().iter();
         let ours = images.filter(|image| self.is_available(image));
-        ours.map(|image| image.id).collect()
+        let ours: Vec<ImageId> = ours.map(|image| image.id).collect();
+        if self.now.images.list().is_ok() {
+            self.last_available.clone_from(&ours);
+        }
+        ours
     }
 
     /// Returns true if the run has any image, good or not.
     pub(super) fn any_images(&self) -> bool {
-        let mut images = self.now.images.iter().flatten();
+        let mut images = self.now.images.list_or_none().iter();
         images.any(|image| self.state.may_have(image))
     }
 
     /// Returns the newest image from which the run can continue.
-    pub(super) fn newest(&self) -> Option<ImageId> {
-        self.available_or_none().pop()
+    pub(super) fn newest(&mut self) -> Option<ImageId> {
+        self.available().pop()
     }
 
-    /// Returns the number of images from which the run can continue, for a decision. Returns one if the store cannot be
-    /// read: an answer of "none" would give the run up.
-    pub(super) fn images_at_least(&self) -> usize {
-        self.now
-            .images
-            .as_ref()
-            .map_or(1, |_| self.available_or_none().len())
-    }
-
-    /// Returns the number of images to restore after a crash, for a decision; see `images_at_least`.
-    pub(crate) fn images_to_restore(&self) -> Images {
-        if self.now.images.is_err() {
+    /// Returns the number of images to restore after a crash, for a decision. Returns one if the store cannot be read: an
+    /// answer of "none" would give the run up.
+    pub(super) fn images_to_restore(&mut self) -> Images {
+        if self.now.images.list().is_err() {
             return Images { all: 1, older: 1 };
         }
-        let images = self.available_or_none();
+        self.available();
+        self.last_images_to_restore()
+    }
+
+    /// Returns the number of images to restore as of the last event that read the store.
+    pub(super) fn last_images_to_restore(&self) -> Images {
         let restored_from = self.attempts.restored_from;
         let is_older = |id: &&ImageId| restored_from.is_none_or(|from| **id < from);
         Images {
-            all: images.len(),
-            older: images.iter().filter(is_older).count(),
+            all: self.last_available.len(),
+            older: self.last_available.iter().filter(is_older).count(),
         }
     }
 }

@@ -67,6 +67,7 @@ impl Machine {
     /// Starts the job from the beginning.
     pub(super) fn start(&mut self) {
         self.attempts.restored_from = None;
+        self.last_available.clear();
         let why = "no image of it could be restored, and it begins anew".to_owned();
         self.answer_unpause(Err(StillPaused::Failed(why)));
         self.stage = Stage::Starting;
@@ -120,9 +121,8 @@ impl Machine {
     }
 
     fn restore_next(&mut self, skip_newest: usize) {
-        let available = match self.available() {
-            Ok(available) => available,
-            Err(error) => return self.fail(error),
+        let Some(available) = self.available_or_fail() else {
+            return;
         };
         // The skipped images are better than none.
         let next = available
@@ -158,12 +158,12 @@ impl Machine {
         };
         restoring.at_work = true;
         let id = restoring.id;
-        let images = match std::mem::replace(&mut self.now.images, Ok(Vec::new())) {
-            Ok(images) => images,
-            Err(error) => return self.fail(error.into()),
-        };
+        if let Some(error) = self.now.images.take_error() {
+            return self.fail(error.into());
+        }
+        let images = self.now.images.list_or_none();
         if images.iter().any(|image| image.id > id) {
-            let abandons = self.state.abandon_newer(id, &images);
+            let abandons = self.state.abandon_newer(id, images);
             // Also if they were abandoned before: that may not have been saved.
             self.act(Action::SaveOrFail);
             if abandons {
@@ -171,7 +171,6 @@ impl Machine {
                 self.notify(Notice::NewerAbandoned(id));
             }
         }
-        self.now.images = Ok(images);
         self.notify(Notice::RestoreBegan(id));
         self.act(Action::BringBack);
     }
@@ -327,8 +326,8 @@ impl Machine {
         self.state.restarts += 1;
         let run = self.now.at.unix_ms.max(self.state.started_unix_ms + 1);
         // Without a list, each image may be one of its own.
-        let images = self.now.images.as_deref().unwrap_or_default();
-        self.state.begin_attempt(run, images);
+        self.state
+            .begin_attempt(run, self.now.images.list_or_none());
         self.act(Action::Save);
         self.start();
     }

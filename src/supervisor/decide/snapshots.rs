@@ -144,6 +144,8 @@ impl Machine {
         self.timer.learn(&done, slowdown);
         self.image_taken(id);
         self.attempts.image_taken();
+        // Old images were removed; the status shows the number of those that are left.
+        self.available();
         self.notify(Notice::Snapshot(done));
         if paused {
             self.pause_begins(id);

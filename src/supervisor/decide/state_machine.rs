@@ -28,6 +28,7 @@ use crate::run::format::chain;
 use crate::run::image_facts::Trigger;
 use crate::run::run_state::{Progress, RunState};
 use crate::snapshot::take_snapshot::Afterwards;
+use crate::store::ImageId;
 use crate::supervisor::error::RunError;
 use crate::supervisor::notice::{Notice, Situation};
 use crate::supervisor::observers::run_phase::State;
@@ -50,6 +51,8 @@ pub(crate) struct Machine {
     /// Computing time of the job under this supervisor.
     pub(super) clock: ComputeClock,
     pub(super) hang: HangCase,
+    /// The images from which the run could continue when the store was last read: the status reads nothing.
+    pub(super) last_available: Vec<ImageId>,
     /// Facts of the moment of the present event.
     pub(super) now: Now,
     /// Actions of the present event.
@@ -70,7 +73,7 @@ pub(crate) struct Requests {
 impl Machine {
     /// Makes the machine of a run. `seed` is a random number.
     pub fn new(settings: Config, state: RunState, seed: u64, now: Now) -> Self {
-        let images = now.images.as_deref().unwrap_or_default();
+        let images = now.images.list_or_none();
         Self {
             timer: SnapshotTimer::new(&settings.snapshot, &state, images, seed, now.at),
             settings,
@@ -81,6 +84,7 @@ impl Machine {
             attempts: Attempts::default(),
             clock: ComputeClock::default(),
             hang: HangCase::default(),
+            last_available: Vec::new(),
             now,
             actions: Vec::new(),
         }
@@ -282,9 +286,7 @@ impl Machine {
     }
 
     /// Returns the next events of the run, as far as they are known now.
-    pub fn forecast(&mut self, now: Now) -> Forecast {
-        self.now = now;
-        let now = self.now.at;
+    pub fn forecast(&self, now: Moment) -> Forecast {
         let until = match self.stage {
             Stage::Waiting { until, .. } => until,
             _ => None,
@@ -298,7 +300,7 @@ impl Machine {
             interval: self.timer.interval(now),
             next_restart: until.map(|until| until.saturating_duration_since(now.monotonic)),
             restarts_used: budget.restarts,
-            restarts_left: restarts_left(rules, budget, self.images_to_restore()),
+            restarts_left: restarts_left(rules, budget, self.last_images_to_restore()),
         }
     }
 

@@ -111,7 +111,7 @@ impl Machine {
         if let Stopping::Until(_) = self.stopping {
             self.stopping = Stopping::Until(self.now.monotonic() + DELIVERY_LIMIT);
         }
-        let newest = match (self.newest(), &self.now.images) {
+        let newest = match (self.newest(), self.now.images.list()) {
             (_, Err(error)) => Newest::Unknown(chain(error)),
             (Some(image), Ok(_)) => Newest::Image(image),
             (None, Ok(_)) => Newest::None,

@@ -164,12 +164,12 @@ impl Machine {
         };
         self.attempts.budget = first.budget;
         // If all are from the silence, the oldest may be from its very beginning, before the hang.
-        let all = self.available_or_none();
+        let all = self.available();
         let before = all.iter().copied().filter(|image| *image < first.image);
         let Some(newest) = before.max().or_else(|| all.first().copied()) else {
             return;
         };
-        let images = self.now.images.as_deref().unwrap_or_default();
+        let images = self.now.images.list_or_none();
         if self.state.go_back(newest, images).is_ok() {
             self.notify(Notice::SilenceLeftOut(newest));
             self.act(Action::Save);

@@ -10,7 +10,7 @@ use proptest::test_runner::{Config as Cases, TestRunner};
 
 use super::event::Signal;
 use super::stage::Beginning;
-use super::world::{Ending, World};
+use super::world::{Ending, Work, World};
 use crate::config::{Config, HangAction, Interval, RestartLimit, RestartPolicy, WithoutImage};
 use crate::snapshot::take_snapshot::Afterwards;
 
@@ -147,6 +147,28 @@ fn settle(world: &mut World) {
         world.pass(Duration::from_secs(1));
     }
     assert!(!world.owes_answers(), "an answer is owed");
+}
+
+#[test]
+fn a_computing_job_needs_no_list_of_images() {
+    let mut settings = Config::default();
+    settings.snapshot.interval = Interval::Every(Duration::from_secs(60));
+    let mut world = World::new(settings, Beginning::Start, 3);
+    world.end(Work::Start, Ending::Success);
+    let lists_read = world.lists_read.get();
+    for signal in [Signal::Resize, Signal::Continue, Signal::Suspend] {
+        world.signal(signal);
+    }
+    world.pass(Duration::from_secs(61));
+    assert_eq!(world.works(), [Work::Snapshot], "the scheduled snapshot");
+    world.release();
+    world.interrupt();
+    world.signal(Signal::Forward(Number::SIGINT));
+    world.request_snapshot(Afterwards::Continue);
+    world.machine.forecast(world.now);
+    assert_eq!(world.lists_read.get(), lists_read);
+    world.end(Work::Snapshot, Ending::Success);
+    assert!(world.lists_read.get() > lists_read, "old images are gone");
 }
 
 #[test]

@@ -1,15 +1,17 @@
 //! A simulated world for the machine: it answers actions as threads, processes and clocks would, and checks each action
 //! against its own state.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::OsString;
+use std::rc::Rc;
 use std::sync::LazyLock;
 use std::time::Duration;
 
 use tokio::sync::oneshot::{self, error::TryRecvError};
 
 use super::action::Action;
-use super::event::{Event, Now, Suspect};
+use super::event::{Event, Now, Signal, StoreImages, Suspect, Timer};
 use super::stage::Beginning;
 use super::state_machine::Machine;
 use crate::clock;
@@ -106,6 +108,8 @@ pub(super) struct World {
     /// Restores of each image since the job ran last.
     tries: BTreeMap<ImageId, u32>,
     pub events: u64,
+    /// Number of times that the machine has read the list of images.
+    pub lists_read: Rc<Cell<u64>>,
     /// A diagnosis of a dead job that is not finished.
     pub(super) late_diagnosis: Option<Suspect>,
 }
@@ -162,9 +166,10 @@ impl World {
         let state = RunState::new(command, "/".into(), 1);
         let images: Vec<ImageEntry> = (1..=images).map(|number| image(number, 1)).collect();
         let images_made = images.len() as u64;
+        let found = images.clone();
         let facts = Now {
             at: now,
-            images: Ok(images.clone()),
+            images: StoreImages::new(move || Ok(found.clone())),
         };
         let mut world = Self {
             machine: Machine::new(settings, state, 7, facts),
@@ -185,6 +190,7 @@ impl World {
             restarts: 0,
             tries: BTreeMap::new(),
             events: 0,
+            lists_read: Rc::default(),
             late_diagnosis: None,
         };
         world.happens(Event::Begin(beginning));
@@ -200,23 +206,30 @@ impl World {
             }
             self.events += 1;
             let stale_unpause = matches!(event, Event::Unpaused(_));
-            let images = if self.store_answers {
-                Ok(self.images.clone())
-            } else {
-                let image = ImageId::new(1).unwrap();
-                Err(ReadError::Missing { image })
-            };
             let now = Now {
                 at: self.now,
-                images,
+                images: self.store_images(),
             };
+            let (needs_images, lists_read) = (may_need_images(&event), self.lists_read.get());
             let actions = self.machine.on(event, now);
+            let has_read = self.lists_read.get() != lists_read;
+            assert!(needs_images || !has_read, "the store is read for nothing");
             for action in actions {
                 assert!(!self.over, "{action:?} after the end");
                 events.extend(self.act(action, stale_unpause));
             }
             self.check();
         }
+    }
+
+    fn store_images(&self) -> StoreImages {
+        let images = self.store_answers.then(|| self.images.clone());
+        let lists_read = Rc::clone(&self.lists_read);
+        let image = ImageId::new(1).unwrap();
+        StoreImages::new(move || {
+            lists_read.set(lists_read.get() + 1);
+            images.clone().ok_or(ReadError::Missing { image })
+        })
     }
 
     fn act(&mut self, action: Action, stale_unpause: bool) -> Option<Event> {
@@ -421,6 +434,21 @@ impl World {
         let idle = self.life == Life::Alive && self.works.is_empty() && !self.frozen;
         assert!(watched || !idle, "nobody searches for signs of a hang");
     }
+}
+
+/// Returns false for events that can be decided about without the list of images, whatever the stage.
+fn may_need_images(event: &Event) -> bool {
+    !matches!(
+        event,
+        Event::Signal(Signal::Resize | Signal::Continue | Signal::Suspend)
+            | Event::Interrupted
+            | Event::Started
+            | Event::Computing(_)
+            | Event::NewGround
+            | Event::Suspected(_)
+            | Event::Continued(_)
+            | Event::Timer(Timer::Schedule | Timer::Left)
+    )
 }
 
 /// Returns true if a client still waits. The end of the run closes the connection of a client without an answer.

@@ -191,9 +191,8 @@ impl Effects {
 
     /// Returns what the GPUs lack for the image. An image that cannot be read now is read by its restore.
     fn lacking(&self, image: ImageId) -> Option<String> {
-        let images = self.context.store.images().unwrap_or_default();
-        let image = images.iter().find(|entry| entry.id == image)?;
-        let facts: ImageFacts = serde_json::from_slice(&image.meta).ok()?;
+        let manifest = self.context.store.manifest(image).ok()?;
+        let facts: ImageFacts = serde_json::from_slice(&manifest.meta).ok()?;
         lacking(&facts.cuda?, &cuda::inventory().unwrap_or_default())
     }
 

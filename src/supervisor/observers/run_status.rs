@@ -126,7 +126,7 @@ pub(crate) struct Forecast {
 }
 
 impl Status {
-    /// Makes the status of a supervised run.
+    /// Makes the status of a supervised run, without the disk usage.
     pub(crate) fn of(facts: &RunFacts<'_>) -> Self {
         let RunFacts {
             now,
@@ -166,11 +166,20 @@ impl Status {
             work_at_risk_seconds: Some(account.at_risk(clock)),
             restarts_used: Some(forecast.restarts_used),
             restarts_left: forecast.restarts_left,
-            usage: usage(store).ok(),
-            free_bytes: machine::free_disk(store).ok(),
+            usage: None,
+            free_bytes: None,
             progress: facts.ongoing.now(),
             summary: account.summary(clock),
             exit_code: None,
+        }
+    }
+
+    /// Adds the disk usage, which takes a look at every file of the store.
+    pub(crate) fn measured(self) -> Self {
+        Self {
+            usage: usage(&self.store).ok(),
+            free_bytes: machine::free_disk(&self.store).ok(),
+            ..self
         }
     }
 
@@ -187,7 +196,7 @@ impl Status {
             exit_code: Some(code),
             work_at_risk_seconds: None,
             next_snapshot: None,
-            ..Self::of(facts)
+            ..Self::of(facts).measured()
         }
     }
 }
@@ -200,10 +209,9 @@ pub fn status_of_store(store: &Path) -> Result<Status, StatusError> {
     let nothing = Status {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         store: store.to_owned(),
-        usage: usage(store).ok(),
-        free_bytes: machine::free_disk(store).ok(),
         ..Status::default()
-    };
+    }
+    .measured();
     let Some(state) = RunState::load(store)? else {
         return Ok(nothing);
     };

@@ -97,6 +97,29 @@ fn status_shows_snapshots_schedule_and_work_at_risk() {
 }
 
 #[apply(as_root)]
+fn status_and_signals_do_not_list_the_images() {
+    let place = Place::new();
+    let mut run = place.start_ready(&["--interval", "1h"]);
+    let image = place.snapshot();
+    let [images, away] = ["images", "away"].map(|name| place.file(".ckpt-run").join(name));
+    fs::rename(&images, &away).unwrap();
+    for signal in [Signal::SIGWINCH, Signal::SIGCONT] {
+        run.signal(signal);
+        let (status, _) = status(&place);
+        assert_eq!(status["state"], "running");
+        assert_eq!(status["snapshots"][0]["image"], image);
+        assert_eq!(status["restarts_left"], 2);
+        assert_eq!(status["usage"], Value::Null);
+    }
+    fs::rename(&away, &images).unwrap();
+    assert_eq!(status(&place).0["usage"]["images"], 1);
+    place.go();
+    assert_eq!(run.wait(), 0);
+    let log = place.text("err");
+    assert!(!log.contains("cannot list the images"), "{log}");
+}
+
+#[apply(as_root)]
 fn wait_before_a_restart_is_reported() {
     let place = Place::new();
     fs::write(

@@ -15,8 +15,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use tokio::sync::Notify;
 use tokio::sync::mpsc::Sender;
-use tokio::sync::{Notify, oneshot};
 use tokio::time::{sleep, timeout};
 
 use super::http::Hosts;
@@ -24,7 +24,7 @@ use crate::config;
 use crate::path_walk::{self, ForeignLink};
 use crate::run::format::chain;
 use crate::store::fs::durable::TEMPORARY_PREFIX;
-use crate::supervisor::inbox::Message;
+use crate::supervisor::inbox::{Message, ask_status};
 use crate::supervisor::observers::run_status::Status;
 use crate::sync::locked;
 
@@ -82,7 +82,7 @@ fn hosts(settings: &config::Metrics) -> Hosts {
 }
 
 async fn keep_written(file: Arc<TextFile>, news: Arc<Notify>, inbox: Sender<Message>) {
-    while let Some(status) = status(&inbox).await {
+    while let Some(status) = ask_status(&inbox).await {
         let file = Arc::clone(&file);
         // The next one waits for this one.
         let _ = tokio::task::spawn_blocking(move || file.write(&status, false)).await;
@@ -90,13 +90,6 @@ async fn keep_written(file: Arc<TextFile>, news: Arc<Notify>, inbox: Sender<Mess
         // Whether there is news or not, it is time.
         let _ = timeout(WRITE_INTERVAL, news.notified()).await;
     }
-}
-
-/// Asks the loop; `None` when the run has ended.
-pub(super) async fn status(inbox: &Sender<Message>) -> Option<Status> {
-    let (reply, replied) = oneshot::channel();
-    inbox.send(Message::StatusRequest(reply)).await.ok()?;
-    Some(*replied.await.ok()?)
 }
 
 /// A file that is replaced as a whole.

@@ -17,7 +17,7 @@ use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
 
 use super::prometheus_text;
-use crate::supervisor::inbox::Message;
+use crate::supervisor::inbox::{Message, ask_status};
 
 /// A scraper's request has some hundred bytes; servers commonly take this much.
 const REQUEST_BYTES_MAX: u64 = 8192;
@@ -77,7 +77,7 @@ async fn exchange(
 ) -> io::Result<()> {
     let head = read_head(&mut connection).await?;
     let (status, body) = match meaning(&head, hosts) {
-        Request::Metrics => match super::exporter::status(inbox).await {
+        Request::Metrics => match ask_status(inbox).await {
             Some(status) => ("200 OK", prometheus_text::of(&status)),
             None => ("503 Service Unavailable", "the run has ended\n".to_owned()),
         },
