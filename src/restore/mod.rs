@@ -1,9 +1,10 @@
 //! Restore of an image to a running job.
 //!
-//! `restore_image` is the entry point: it examines an image, rolls files back, runs CRIU and lets `gpu_resume` resume
-//! the GPU state. A restore blocks; the supervisor runs it on a separate thread.
+//! `restore_image` is the entry point: it examines an image, rolls files back, lets `criu_restore` create the processes and
+//! `gpu_resume` resume the GPU state. A restore blocks; the supervisor runs it on a separate thread.
 
 pub(crate) mod bundled_files;
+mod criu_restore;
 pub(crate) mod error;
 mod files_plan;
 pub(crate) mod gpu_resume;

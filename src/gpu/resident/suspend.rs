@@ -14,7 +14,7 @@ use super::error::ResidentError;
 use super::kept_memory::KeptMemory;
 use super::policy::Cover;
 use crate::agent_client::Token;
-use crate::cuda::{self, Driver, SuspendOptions};
+use crate::cuda::{self, Driver, Locked, SuspendOptions};
 
 use super::super::halted::{HaltGroup, HaltedProcesses, LAST_RESORT};
 use crate::run::format::chain;
@@ -48,55 +48,90 @@ pub(crate) fn suspend(
     watch: &mut Stopwatch,
     take: impl FnOnce(&KeptMemory) -> Result<TakeOver, ResidentError>,
 ) -> Result<(cuda::Suspended, HaltedProcesses, KeptMemory, TakeOver), ResidentError> {
-    let ResidentProcesses {
-        driver,
-        users,
-        token,
-        covers,
-    } = processes;
-    let mut kept = KeptMemory::of(token, covers)?;
-    let mut tries = 0;
-    let (mut halted, locked) = loop {
-        tries += 1;
-        let locked = cuda::lock_all(driver, users, options)?;
-        watch.lap("lock");
-        kept.is_whole(driver, covers)?;
-        let mut halted = halt_group.halt()?;
-        halted.during(Duration::ZERO, || locked.unlock())?;
-        // A slow step is repeated, so no thread needs to run freely for it.
-        let locked = match halted.during(Duration::MAX, || kept.let_go()) {
-            Ok(()) => halted.during(LAST_RESORT, || kept.lock_again(driver, users)),
-            Err(error) => Err(error),
-        };
-        match locked {
-            Ok(locked) => break (halted, locked),
-            Err(error) if !error.passes() => return Err(error),
-            Err(_) if tries == TRIES_MAX => return Err(ResidentError::Busy { tries }),
-            Err(error) => tracing::debug!(tries, "the job is stopped again: {}", chain(&error)),
-        }
-        drop(halted);
-        thread::sleep(TRY_PAUSE);
-    };
+    let mut kept = KeptMemory::of(processes.token, processes.covers)?;
+    let (mut halted, locked) = halt_released(processes, halt_group, options, watch, &mut kept)?;
     let taking = take(&kept);
     watch.lap("release");
-    let (error, taking) = match taking {
-        Ok(taking) => match halted.during(Duration::ZERO, || locked.suspend()) {
-            Ok(suspended) => {
-                watch.lap("suspend");
-                return Ok((suspended, halted, kept, taking));
-            }
-            Err(error) => (error.into(), Some(taking)),
-        },
+    let taking = match taking {
+        Ok(taking) => taking,
         Err(error) => {
             // Processes that were only locked are unlocked by the drop.
             halted.during(Duration::ZERO, || drop(locked));
-            (error, None)
+            return Err(undo(error, None, halted, &mut kept));
         }
     };
+    match halted.during(Duration::ZERO, || locked.suspend()) {
+        Ok(suspended) => {
+            watch.lap("suspend");
+            Ok((suspended, halted, kept, taking))
+        }
+        Err(error) => Err(undo(error.into(), Some(taking), halted, &mut kept)),
+    }
+}
+
+/// Halts the processes and makes the agents release their memory, again if a thread was halted at a point that the
+/// driver or an agent waits for. The processes are locked on return.
+fn halt_released(
+    processes: ResidentProcesses<'_>,
+    halt_group: &HaltGroup,
+    options: &SuspendOptions,
+    watch: &mut Stopwatch,
+    kept: &mut KeptMemory,
+) -> Result<(HaltedProcesses, Locked), ResidentError> {
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        let mut halted = halt(processes, halt_group, options, watch, kept)?;
+        match release(processes, &mut halted, kept) {
+            Ok(locked) => return Ok((halted, locked)),
+            Err(error) if !error.passes() => return Err(error),
+            Err(_) if tries == TRIES_MAX => return Err(ResidentError::Busy { tries }),
+            Err(error) => tracing::debug!(tries, "the job is halted again: {}", chain(&error)),
+        }
+        drop(halted);
+        thread::sleep(TRY_PAUSE);
+    }
+}
+
+/// Halts the processes while no GPU work is pending.
+fn halt(
+    processes: ResidentProcesses<'_>,
+    halt_group: &HaltGroup,
+    options: &SuspendOptions,
+    watch: &mut Stopwatch,
+    kept: &mut KeptMemory,
+) -> Result<HaltedProcesses, ResidentError> {
+    let locked = cuda::lock_all(processes.driver, processes.users, options)?;
+    watch.lap("lock");
+    kept.is_whole(processes.driver, processes.covers)?;
+    let mut halted = halt_group.halt()?;
+    halted.during(Duration::ZERO, || locked.unlock())?;
+    Ok(halted)
+}
+
+/// Makes the agents release the memory of the halted processes, and locks the processes.
+fn release(
+    processes: ResidentProcesses<'_>,
+    halted: &mut HaltedProcesses,
+    kept: &mut KeptMemory,
+) -> Result<Locked, ResidentError> {
+    // A slow step is repeated, so no thread needs to run freely for it.
+    halted.during(Duration::MAX, || kept.let_go())?;
+    halted.during(LAST_RESORT, || {
+        kept.lock_again(processes.driver, processes.users)
+    })
+}
+
+/// Returns the memory to the processes after a failure, and lets them continue.
+fn undo(
+    error: ResidentError,
+    taking: Option<TakeOver>,
+    mut halted: HaltedProcesses,
+    kept: &mut KeptMemory,
+) -> ResidentError {
     let given_back = halted.during(LAST_RESORT, || kept.give_back_unless_lost(&error));
     drop(halted);
     // The copier finishes with the memory before another attempt, and the job does not wait for it.
     drop(taking.map(TakeOver::join));
-    given_back?;
-    Err(error)
+    given_back.err().unwrap_or(error)
 }

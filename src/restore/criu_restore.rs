@@ -1,0 +1,179 @@
+//! The run of `criu restore` for an image.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::thread;
+use std::time::Duration;
+
+use super::error::RestoreError;
+use super::image_files::ImageFiles;
+use super::landing::Landing;
+use crate::config;
+use crate::criu::{
+    ImageSource, Inherited, RestoreOptions, Serve, ServeError, Tcp, asks_when_restored,
+    plugin_calls, plugin_interposes, plugin_restores, reports_shortage, restore_arguments,
+};
+use crate::job::ThreadAttributes;
+use crate::run::format::{logged, why};
+use crate::run::image_facts::ImageFacts;
+use crate::run::run_context::RunContext;
+use crate::sandbox::{Ended, Sandbox, SandboxError, ToolCommand, ToolRun};
+use crate::store::{ImageReader, ReadError};
+
+/// Number of the first descriptor that CRIU inherits. It is above the descriptors that CRIU is started with, and below
+/// CRIU's service descriptors.
+const FIRST_DESCRIPTOR: RawFd = 200;
+
+/// Runs `criu restore` in the sandbox and serves it the image. The job's processes run when this function returns.
+pub(super) fn run_criu(
+    context: &RunContext,
+    sandbox: &Sandbox,
+    image: &ImageReader,
+    facts: &ImageFacts,
+    ends: &[(Inherited, OwnedFd)],
+) -> Result<(), RestoreError> {
+    let sockets = context.sockets().map_err(RestoreError::Prepare)?;
+    let log = context.log("restore", image.manifest().id);
+    let serve = Serve::bind(sockets.path()).map_err(RestoreError::Prepare)?;
+    let inherited: Vec<(Inherited, RawFd)> = ends
+        .iter()
+        .map(|(inherited, _)| *inherited)
+        .zip(FIRST_DESCRIPTOR..)
+        .collect();
+    let mut descriptors: Vec<RawFd> = ends.iter().map(|(_, end)| end.as_raw_fd()).collect();
+    let files = facts.huge_pages.then(|| ImageFiles::unpack(image));
+    let files = files.transpose()?;
+    let folder = files.as_ref().zip((FIRST_DESCRIPTOR..).nth(ends.len()));
+    let folder = folder.map(|(files, number)| {
+        descriptors.push(files.descriptor());
+        PathBuf::from(format!("/proc/self/fd/{number}"))
+    });
+    let libdir = context.libdir();
+    let tcp = tcp(context, facts);
+    let lock = match tcp {
+        Tcp::Established => facts.sockets.hold_for_restore()?,
+        Tcp::Closed => None,
+    };
+    let mut argv = context.criu.argv();
+    argv.extend(restore_arguments(&RestoreOptions {
+        source: match &folder {
+            Some(folder) => ImageSource::Files(folder),
+            None => ImageSource::Stream(sockets.path()),
+        },
+        log: &log,
+        libdir: &libdir,
+        log_level: context.config.criu.log_level,
+        tcp,
+        asks: lock.is_some(),
+        unprivileged: sandbox.is_unprivileged(),
+        inherited: &inherited,
+    }));
+    let landing = Landing::prepare(context, sandbox, facts, sockets.path())?;
+    let mut environment = plugin_restores(context.criu.version, facts.pids.root);
+    let interposes = plugin_interposes(&libdir, sockets.path());
+    environment.push(interposes.map_err(RestoreError::Prepare)?);
+    environment.extend(landing.environment()?);
+    environment.extend(own_calls(&facts.attributes));
+    environment.push(asks_when_restored(sockets.path()));
+    let tool = ToolCommand {
+        argv,
+        environment,
+        first_descriptor: FIRST_DESCRIPTOR,
+        restores: Some(facts.pids),
+    };
+    let (stop, stopped) = UnixStream::pair().map_err(RestoreError::Prepare)?;
+    let stopped = &stopped;
+    let (ended, served, looked) = thread::scope(|scope| {
+        // CRIU reads files directly and requests nothing over the connection.
+        let exists = |name: &str| image.contains(&format!("criu/{name}"));
+        let send = |name: &str, pipe: File| send(image, name, &pipe);
+        let serving = scope.spawn(move || serve.run(stopped, exists, send, || drop(lock)));
+        let looking = scope.spawn(|| landing.wait(stopped));
+        let ended = sandbox
+            .run_tool(tool, &descriptors)
+            .and_then(|run| wait(&run, image, context.config.snapshot.timeout));
+        if !matches!(ended, Ok(Ended::Exited(0))) {
+            // All processes that CRIU has created exit with the sandbox. This closes the pipes that are still served.
+            sandbox.kill();
+        }
+        drop(stop);
+        (ended, serving.join(), looking.join())
+    });
+    let served = served.map_err(|_| RestoreError::Panicked)?;
+    match looked.map_err(|_| RestoreError::Panicked)? {
+        Some(looked) => looked?,
+        None if matches!(ended, Ok(Ended::Exited(0))) => {
+            sandbox.kill();
+            return Err(RestoreError::NotAsked);
+        }
+        None => {}
+    }
+    match (ended, served) {
+        (_, Err(ServeError::Source(error))) => {
+            sandbox.kill();
+            Err(error.into())
+        }
+        // A successful CRIU has read everything it needs.
+        (Ok(Ended::Exited(0)), Ok(()) | Err(ServeError::Stream(_))) => Ok(()),
+        (Ok(Ended::Signaled(signal)), _) => Err(RestoreError::Killed {
+            signal,
+            log: logged(&log),
+        }),
+        // If CRIU has not opened its log, it has not read the image.
+        (Ok(ended), _) if !log.exists() || reports_shortage(&log) => Err(RestoreError::Shortage {
+            reason: why(&log, &log, ended, None),
+        }),
+        (Ok(ended), _) => Err(RestoreError::Criu {
+            reason: why(&log, &log, ended, None),
+        }),
+        (Err(SandboxError::Slow(limit)), _) => Err(RestoreError::Slow(limit)),
+        (Err(error), _) => Err(error.into()),
+    }
+}
+
+/// Waits for CRIU for as long as it reads: an image that was made from memory within seconds may take minutes to
+/// restore from a disk. If CRIU reads no byte within `limit`, it counts as hung.
+fn wait(run: &ToolRun<'_>, image: &ImageReader, limit: Duration) -> Result<Ended, SandboxError> {
+    let given = image.given();
+    loop {
+        let before = given.bytes();
+        match run.wait(limit) {
+            Err(SandboxError::Slow(_)) if given.bytes() > before => {}
+            ended => return ended,
+        }
+    }
+}
+
+/// Returns CRIU's mode for TCP connections, which applies to all of them. If connections within the job and to other
+/// programs exist, the latter are aborted later.
+pub(super) fn tcp(context: &RunContext, facts: &ImageFacts) -> Tcp {
+    if facts.sockets.closed {
+        return Tcp::Closed;
+    }
+    match context.config.network.tcp {
+        config::Tcp::Close if facts.sockets.are_outside_only() => Tcp::Closed,
+        config::Tcp::Close | config::Tcp::Keep => Tcp::Established,
+    }
+}
+
+/// Writes an image file into CRIU's pipe. CRIU may close a pipe before its end if it needs no more data.
+fn send(image: &ImageReader, name: &str, pipe: &File) -> Result<u64, ReadError> {
+    match image.splice_to(&format!("criu/{name}"), pipe) {
+        Err(ReadError::Sink(_)) => Ok(0),
+        other => other,
+    }
+}
+
+/// Returns the variable with system calls that only the restored threads themselves can make.
+fn own_calls(attributes: &[ThreadAttributes]) -> Option<(OsString, OsString)> {
+    let own = attributes
+        .iter()
+        .filter(|it| it.personality.is_some() || it.memory_policy.is_some());
+    plugin_calls(own.map(|it| {
+        let policy = it.memory_policy.map(|policy| (policy.mode, policy.nodes));
+        (it.thread, it.personality, policy)
+    }))
+}
