@@ -20,11 +20,15 @@ use std::thread;
 use tempfile::TempDir;
 
 use crate::config::{self, Loaded, Override, ProjectFile, Sources};
+use crate::doctor::space_checks::cgroup_headroom;
+use crate::gpu::mapping;
 use crate::history::{self, Account, Entry};
 use crate::run::RunState;
+use crate::run::image_facts::{ImageFacts, run_of};
 use crate::store::ImageEntry;
 use crate::store::tests::fuzz_store::Kind;
-use crate::{cli, criu, cuda, job, store, supervisor};
+use crate::supervisor::control::fuzz_control;
+use crate::{cli, criu, cuda, job, store};
 
 /// Fuzz target: its name (also that of its binary and its corpus) and its function.
 pub type Target = (&'static str, fn(&[u8]) -> bool);
@@ -115,10 +119,8 @@ pub fn protocol(input: &[u8]) -> bool {
         Some((b'r', talk)) => without_leak(|| talk::restore(&folder(), talk)),
         Some((b'q', talk)) => without_leak(|| talk::requests(talk)),
         Some((b'e', talk)) => without_leak(|| talk::events(talk)),
-        Some((b'c', bytes)) => supervisor::fuzz_supervisor::control_request(bytes),
-        Some((b'a', line)) => {
-            supervisor::fuzz_supervisor::control_answer(&String::from_utf8_lossy(line))
-        }
+        Some((b'c', bytes)) => fuzz_control::client_says(bytes),
+        Some((b'a', line)) => fuzz_control::supervisor_says(&String::from_utf8_lossy(line)),
         Some(_) | None => false,
     }
 }
@@ -143,8 +145,8 @@ pub fn metadata(input: &[u8]) -> bool {
         b't' => job::fuzz_job::timer(&text()),
         b'n' => job::fuzz_job::netlink(bytes),
         b'g' => cuda::fuzz_cuda::information(&text()),
-        b'd' => supervisor::fuzz_supervisor::driver_version(&text()),
-        b'o' => supervisor::fuzz_supervisor::cgroups(&folder(), &text()),
+        b'd' => mapping::branch(&text()).is_some(),
+        b'o' => cgroup_headroom(&folder(), &text()).is_some(),
         _ => false,
     }
 }
@@ -165,7 +167,15 @@ fn image_facts(meta: &[u8]) -> bool {
         damaged: None,
         pinned: None,
     });
-    supervisor::fuzz_supervisor::image_facts(meta)
+    let run = run_of(meta);
+    let Ok(facts) = serde_json::from_slice::<ImageFacts>(meta) else {
+        return false;
+    };
+    assert_eq!(run, Some(facts.run));
+    let text = serde_json::to_vec(&facts).unwrap();
+    let again: ImageFacts = serde_json::from_slice(&text).unwrap();
+    assert_eq!(serde_json::to_vec(&again).unwrap(), text);
+    true
 }
 
 fn run_state(bytes: &[u8]) -> bool {

@@ -9,11 +9,12 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
+use nix::sys::signal::Signal;
 use tokio::sync::mpsc::{Receiver, channel};
 
 use super::control::server;
 use super::decide::action::Action;
-use super::decide::event::{Event, Now, Signal, StoreImages};
+use super::decide::event::{Event, Now, StoreImages};
 use super::decide::stage::Beginning;
 use super::decide::state_machine::Machine;
 use super::effects::perform::{Effects, Outcome};
@@ -22,15 +23,17 @@ use super::hang::watchdog::HangWatch;
 use super::inbox::{MESSAGES_MAX, Message, watch_signals};
 use super::notice::Notice;
 use super::observers::fan_out::Observers;
+use super::observers::journal::host_pid;
 use super::observers::keyboard;
-use super::observers::run_status::{RunFacts, Status};
+use super::observers::run_phase::State;
+use super::observers::run_status::Status;
 use super::policy::schedule::Now as Moment;
 use crate::clock;
 use crate::job::Key;
 use crate::run::format::chain;
 use crate::run::machine;
 use crate::run::run_context::RunContext;
-use crate::run::run_state::{Progress, RunState};
+use crate::run::run_state::RunState;
 use crate::run::running_job::SharedStreams;
 
 /// Time for the last hook's message, after the hook's own time.
@@ -97,7 +100,6 @@ impl Supervisor {
         })
     }
 
-    /// Runs until there is an exit code.
     pub async fn run(&mut self, beginning: Beginning) -> Result<u8, RunError> {
         let command = self.machine.state().command.shown();
         self.notify(&Notice::Opened { command });
@@ -125,7 +127,6 @@ impl Supervisor {
         }
     }
 
-    /// Waits for a message or a timer, and handles it.
     async fn step(&mut self) -> Result<(), RunError> {
         let timer = self.machine.next_timer(moment());
         if let Some((wait, timer)) = timer
@@ -191,18 +192,10 @@ impl Supervisor {
             }
             Message::StatusRequest(reply) => {
                 // A client that went away needs no answer.
-                drop(reply.send(Box::new(self.status(Status::of))));
+                drop(reply.send(Box::new(self.status())));
                 None
             }
-            Message::HookEnded(ended) => {
-                self.observers.hooks.ended();
-                self.notify(&Notice::HookEnded(ended));
-                None
-            }
-            Message::BeforeSnapshotEnded(ended) => {
-                self.notify(&Notice::HookEnded(ended));
-                None
-            }
+            Message::HookEnded(ended) => self.notify(&Notice::HookEnded(ended)),
         };
         event.map_or(Ok(()), |event| self.handle(event))
     }
@@ -250,7 +243,6 @@ impl Supervisor {
         (is_image && self.observers.journal.is_new_ground()).then_some(Event::NewGround)
     }
 
-    /// Brings everything beside the machine up to date.
     fn attend(&mut self) {
         let situation = self.machine.situation();
         self.effects.attend_keyboard(self.machine.may_read_keys());
@@ -262,27 +254,20 @@ impl Supervisor {
         }
     }
 
-    /// Makes the status of the run.
-    fn status(&self, make: impl FnOnce(&RunFacts<'_>) -> Status) -> Status {
-        let forecast = self.machine.forecast(moment());
+    fn status(&self) -> Status {
+        let now = moment();
         let job = self.effects.job().filter(|_| self.machine.is_running());
-        make(&RunFacts {
-            now: moment(),
-            since: self.observers.since,
-            journal: &self.observers.journal,
-            state: self.machine.state(),
-            forecast,
-            job: job.map(|job| (&*job.sandbox, job.pids)),
-            store: self.context.store.path(),
-            ongoing: &self.context.ongoing,
-        })
+        Status {
+            job_pid: job.and_then(|job| host_pid(&job.sandbox, job.pids)),
+            ..self.observers.status(now, self.machine.status(now))
+        }
     }
 
     /// Waits for the hooks that were called, each within its time. A SIGTERM or SIGINT ends the wait.
     async fn finish_hooks(&mut self) {
         let each = self.context.config.hooks.timeout;
-        let deadline = clock::now() + each * self.observers.hooks.running() + MESSAGE_LIMIT;
-        while self.observers.hooks.running() > 0 {
+        let deadline = clock::now() + each * self.observers.hooks.running + MESSAGE_LIMIT;
+        while self.observers.hooks.running > 0 {
             self.attend();
             let left = deadline.saturating_duration_since(clock::now());
             let wait = self
@@ -292,11 +277,12 @@ impl Supervisor {
                 .map_or(left, |due| due.min(left));
             match self.next_message(Some(wait)).await {
                 Some(Message::HookEnded(ended)) => {
-                    self.observers.hooks.ended();
                     self.notify(&Notice::HookEnded(ended));
                 }
                 None if wait < left => {}
-                Some(Message::Event(Event::Signal(Signal::Terminate | Signal::Forward(_))))
+                Some(Message::Event(Event::Signal(
+                    Signal::SIGTERM | Signal::SIGINT | Signal::SIGQUIT | Signal::SIGHUP,
+                )))
                 | None => {
                     tracing::warn!(
                         "a hook that still runs is left to itself, and those that wait are not run"
@@ -310,17 +296,22 @@ impl Supervisor {
 
     /// Reports the end of the run to the observers, and to the user in a sentence.
     fn report_end(&mut self, result: &Result<u8, RunError>) {
-        let (how, code) = match (result, self.machine.state().progress) {
-            (Err(error), _) => ("error", error.exit_code()),
-            (Ok(code), Progress::Finished) => ("finished", *code),
-            (Ok(code), Progress::Failed { .. }) => ("failed", *code),
-            (Ok(code), Progress::Saved | Progress::Running) => ("saved", *code),
+        let (state, code) = match result {
+            Err(error) => (State::Error, error.exit_code()),
+            Ok(code) => (State::at_end(self.machine.state().progress), *code),
         };
+        let how = state.as_str();
         self.notify(&Notice::Ended { how, code });
-        let status = self.status(|facts| Status::at_end(facts, code));
+        let status = Status {
+            state,
+            exit_code: Some(code),
+            work_at_risk_seconds: None,
+            next_snapshot: None,
+            ..self.status().measured()
+        };
         self.observers.metrics.end(&status);
         if result.is_ok() {
-            let summary = self.observers.journal.account().summary_then();
+            let summary = self.observers.journal.account.summary_then();
             tracing::info!("{}", summary.in_words());
         }
     }

@@ -4,12 +4,12 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use nix::sys::signal::Signal as Number;
+use nix::sys::signal::Signal;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc::Sender;
 use tokio::sync::oneshot;
 
-use super::decide::event::{Event, Signal};
+use super::decide::event::Event;
 use super::hang::detector::Sample;
 use super::hooks::hook_command;
 use super::observers::run_status::Status;
@@ -36,36 +36,41 @@ pub(crate) enum Message {
     Sandbox(u64, Option<sandbox::Event>),
     /// A sample of this job was taken; `None` if the job was ending.
     Sampled(Arc<Job>, Option<Sample>),
-    /// A hook of the queue has ended.
     HookEnded(hook_command::Ended),
-    /// The hook of a snapshot that begins has ended.
-    BeforeSnapshotEnded(hook_command::Ended),
 }
 
-const MEANINGS: [(Number, Signal); 9] = [
-    (Number::SIGUSR1, Signal::Snapshot),
-    (Number::SIGUSR2, Signal::SaveAndStop),
-    (Number::SIGTERM, Signal::Terminate),
-    (Number::SIGINT, Signal::Forward(Number::SIGINT)),
-    (Number::SIGQUIT, Signal::Forward(Number::SIGQUIT)),
-    (Number::SIGHUP, Signal::Forward(Number::SIGHUP)),
-    (Number::SIGTSTP, Signal::Suspend),
-    (Number::SIGCONT, Signal::Continue),
-    (Number::SIGWINCH, Signal::Resize),
+/// Signals that the supervisor handles: the first three are requests of the user, the next three are for the job, the rest
+/// is about the terminal.
+const SIGNALS: [Signal; 9] = [
+    Signal::SIGUSR1,
+    Signal::SIGUSR2,
+    Signal::SIGTERM,
+    Signal::SIGINT,
+    Signal::SIGQUIT,
+    Signal::SIGHUP,
+    Signal::SIGTSTP,
+    Signal::SIGCONT,
+    Signal::SIGWINCH,
+];
+/// Signals that stay ignored if the caller has set them to be ignored, as nohup and a shell's background jobs do.
+const IGNORABLE: [Signal; 4] = [
+    Signal::SIGINT,
+    Signal::SIGQUIT,
+    Signal::SIGHUP,
+    Signal::SIGTSTP,
 ];
 
 /// Sends every signal as an event, from now on.
 pub(super) fn watch_signals(inbox: &Sender<Message>) -> io::Result<()> {
-    for (number, meaning) in MEANINGS {
-        // What the caller has ignored for us (nohup, a shell's background job) stays ignored.
-        if is_ignored(number) && matches!(meaning, Signal::Forward(_) | Signal::Suspend) {
+    for number in SIGNALS {
+        if IGNORABLE.contains(&number) && is_ignored(number) {
             continue;
         }
         let mut arrivals = signal(SignalKind::from_raw(number as i32))?;
         let inbox = inbox.clone();
         tokio::spawn(async move {
             while arrivals.recv().await.is_some() {
-                let event = Event::Signal(meaning);
+                let event = Event::Signal(number);
                 if inbox.send(Message::Event(event)).await.is_err() {
                     return;
                 }
@@ -100,7 +105,7 @@ pub(super) async fn ask_status(inbox: &Sender<Message>) -> Option<Box<Status>> {
 }
 
 /// Returns true if the caller has set the signal to be ignored.
-pub(crate) fn is_ignored(number: Number) -> bool {
+pub(crate) fn is_ignored(number: Signal) -> bool {
     let mask = procfs::process::Process::myself()
         .and_then(|me| me.status())
         .map(|status| status.sigign);

@@ -9,8 +9,6 @@ mod decide;
 mod effects;
 mod error;
 mod event_loop;
-#[cfg(any(fuzzing, test))]
-pub(crate) mod fuzz_supervisor;
 pub(crate) mod hang;
 pub(crate) mod hooks;
 mod inbox;
@@ -27,6 +25,6 @@ pub use error::RunError;
 pub use run_job::{RunOptions, What, run};
 
 pub use observers::run_phase::State;
-pub use observers::run_status::{Status, StatusError, status_of_store};
+pub use observers::run_status::{Status, status_of_store};
 
 pub use decide::snapshot_timer::seen_in;

@@ -14,18 +14,13 @@ use crate::run::image_facts::Trigger;
 use crate::snapshot::take_snapshot::Snapshotted;
 use crate::store::ImageId;
 
-/// Something that happened.
 #[derive(Debug)]
 pub(crate) enum Notice {
     /// The supervisor begins its work on the run of this command.
-    Opened { command: Vec<String> },
-    /// The job was started.
-    Started {
-        /// Host pid of its first process; `None` if that has exited.
-        pid: Option<i32>,
-        store: PathBuf,
-        command: String,
+    Opened {
+        command: Vec<String>,
     },
+    Started(Option<i32>),
     /// The run was begun by an earlier supervisor and has no image: the job is started.
     NoImageYet,
     /// No image could be restored: the job is started.
@@ -40,7 +35,6 @@ pub(crate) enum Notice {
     Interval(Chosen),
     /// Snapshots take too much of the job's time, in words.
     TooDear(String),
-    /// A snapshot begins.
     SnapshotBegan(Trigger),
     /// The job computes again, the image is not durable yet.
     Computing {
@@ -48,10 +42,13 @@ pub(crate) enum Notice {
         /// Time since the snapshot began.
         took: Duration,
     },
-    /// An image is durable.
     Snapshot(Box<Snapshotted>),
     /// A snapshot produced no image.
-    SnapshotFailed(SnapshotFailure),
+    SnapshotFailed {
+        kind: &'static str,
+        reason: String,
+        then: AfterSnapshotFailure,
+    },
     /// The job could not be saved before the stop and gets SIGTERM.
     SentTerm,
     /// The job is paused in the state of this image.
@@ -67,14 +64,11 @@ pub(crate) enum Notice {
     },
     /// The paused job was killed.
     PausedJobCrashed(ExitStatus),
-    /// An image is about to become the job.
     RestoreBegan(ImageId),
-    /// An image is the running job.
     Restored {
         image: ImageId,
         restored: Box<Restored>,
     },
-    /// An image did not become the job.
     RestoreFailed {
         image: ImageId,
         reason: String,
@@ -84,7 +78,6 @@ pub(crate) enum Notice {
     NewerAbandoned(ImageId),
     /// The abandoned images are taken up again.
     NewerTakenUp,
-    /// The job crashed.
     Crashed(ExitStatus),
     /// The job is restored after this wait.
     RestoreDue(ExitStatus, Duration),
@@ -99,8 +92,11 @@ pub(crate) enum Notice {
         newest: Option<ImageId>,
     },
     /// The run stops without another snapshot.
-    StopsUnsaved { why: &'static str, newest: Newest },
-    /// The job hangs.
+    StopsUnsaved {
+        why: &'static str,
+        /// The image from which the run continues, or the reason why the store cannot be read.
+        newest: Result<Option<ImageId>, String>,
+    },
     Hung {
         reason: String,
         silent: Duration,
@@ -112,24 +108,16 @@ pub(crate) enum Notice {
     SilenceLeftOut(ImageId),
     /// A suspected job ended, or is about to, before it was declared hung.
     SuspectEnded,
-    /// A hook ended.
     HookEnded(hook_command::Ended),
     /// The supervisor was stopped for this time.
     Stopped(Duration),
     /// The run ended: `finished`, `failed`, `saved` or `error`.
-    Ended { how: &'static str, code: u8 },
+    Ended {
+        how: &'static str,
+        code: u8,
+    },
 }
 
-/// A snapshot without an image.
-#[derive(Debug)]
-pub(crate) struct SnapshotFailure {
-    /// Kind of the failure, one word.
-    pub kind: &'static str,
-    pub reason: String,
-    pub then: AfterSnapshotFailure,
-}
-
-/// Consequence of a failed snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AfterSnapshotFailure {
     /// The job has ended: this is no failure.
@@ -142,7 +130,6 @@ pub(crate) enum AfterSnapshotFailure {
     Killed,
 }
 
-/// Consequence of a failed restore.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AfterFailure {
     /// The image is restored once more after this wait.
@@ -153,20 +140,10 @@ pub(crate) enum AfterFailure {
     RunEnds,
 }
 
-/// The image from which a stopped run continues.
-#[derive(Debug)]
-pub(crate) enum Newest {
-    Image(ImageId),
-    None,
-    /// The store cannot be read, for this reason.
-    Unknown(String),
-}
-
 /// The present situation of a run.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Situation {
     pub state: State,
-    /// True if the job computes.
     pub computes: bool,
     /// True if the run will end, whatever happens.
     pub ends: bool,

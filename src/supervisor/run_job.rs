@@ -90,7 +90,8 @@ pub fn run(options: RunOptions) -> Result<u8, RunError> {
         .flatten();
     let criu = Criu::find(&Search::new(config.criu.path.clone()))?;
     let key = read_key(&config.encryption)?;
-    let path = plain(&directory.join(&config.store));
+    // The components leave out every `.`.
+    let path: PathBuf = directory.join(&config.store).components().collect();
     let store = match what {
         What::Command { .. } => Store::create_or_open_with(&path, key.as_ref())?,
         What::Image(_) => Store::open_with(&path, key.as_ref())?,
@@ -101,12 +102,7 @@ pub fn run(options: RunOptions) -> Result<u8, RunError> {
     let swept = store.sweep(&lock)?;
     tracing::debug!(?swept, "swept the store");
     let plan = begin(&store, what, &directory)?;
-    let Some(Plan {
-        state,
-        beginning,
-        command,
-    }) = plan
-    else {
+    let Some((state, beginning)) = plan else {
         tracing::info!(store = %store.path().display(), "this run has finished already; --fresh begins anew");
         return Ok(0);
     };
@@ -117,6 +113,7 @@ pub fn run(options: RunOptions) -> Result<u8, RunError> {
         map: gpu_map.collect(),
         through: store.images()?.last().map(|image| image.id),
     };
+    let command = state.command.words().to_vec();
     let context = RunContext::new(config, store, lock, criu, command, directory, moved)
         .and_then(|context| context.with_user(user))
         .map_err(system("prepare the work folder"))?;
@@ -142,12 +139,8 @@ pub fn run(options: RunOptions) -> Result<u8, RunError> {
     result
 }
 
-/// First step of the supervisor, and the run that it is for.
-struct Plan {
-    state: RunState,
-    beginning: Beginning,
-    command: Vec<OsString>,
-}
+/// A run, and the first step of its supervisor.
+type Plan = (RunState, Beginning);
 
 /// Decides how the run begins; `None` if it has finished already.
 fn begin(store: &Store, what: What, directory: &Path) -> Result<Option<Plan>, RunError> {
@@ -159,23 +152,18 @@ fn begin(store: &Store, what: What, directory: &Path) -> Result<Option<Plan>, Ru
     match (what, known) {
         (What::Image(choice), known) => begin_from_image(store, choice, known, &images).map(Some),
         (What::Command { line, fresh: false }, Some(known)) => {
-            begin_again(store, line, known, directory, &images)
+            begin_again(store, &line, known, directory, &images)
         }
         (What::Command { line, fresh }, known) => {
-            let words = CommandLine::from(line.clone());
             let now = clock::unix_ms();
-            let mut state = RunState::new(words, directory.to_owned(), now);
+            let mut state = RunState::new(CommandLine::from(line), directory.to_owned(), now);
             state.begin_attempt(now, &images);
             match &known {
                 Some(earlier) => state = state.after(earlier),
                 None if !fresh => warn_of_strangers(&images),
                 None => {}
             }
-            Ok(Some(Plan {
-                state,
-                beginning: Beginning::Start,
-                command: line,
-            }))
+            Ok(Some((state, Beginning::Start)))
         }
     }
 }
@@ -200,23 +188,18 @@ fn begin_from_image(
         tracing::info!("the run had finished: what it did after the image is done again");
     }
     state.progress = Progress::Running;
-    let command = state.command.words().to_vec();
-    Ok(Plan {
-        state,
-        beginning,
-        command,
-    })
+    Ok((state, beginning))
 }
 
 /// Continues the known run of this command line; `None` if it has finished.
 fn begin_again(
     store: &Store,
-    line: Vec<OsString>,
+    line: &[OsString],
     mut known: RunState,
     directory: &Path,
     images: &[ImageEntry],
 ) -> Result<Option<Plan>, RunError> {
-    let words = CommandLine::from(line.clone());
+    let words = CommandLine::from(line.to_vec());
     if known.command != words {
         return Err(RunError::OtherCommand {
             store: store.path().to_owned(),
@@ -232,13 +215,9 @@ fn begin_again(
     }
     known.progress = Progress::Running;
     if let Some(newest) = images.iter().rfind(|image| known.goes_on_from(image)) {
-        stale_scripts::tell(&line, directory, newest);
+        stale_scripts::tell(line, directory, newest);
     }
-    Ok(Some(Plan {
-        state: known,
-        beginning: Beginning::Restore,
-        command: line,
-    }))
+    Ok(Some((known, Beginning::Restore)))
 }
 
 /// Reports that the store is at another run from now on, and how to return.
@@ -259,9 +238,4 @@ fn warn_of_strangers(images: &[ImageEntry]) {
              one instead, stop it and use `ckpt-run restore`"
         );
     }
-}
-
-/// Removes every `.` component.
-fn plain(path: &Path) -> PathBuf {
-    path.components().collect()
 }

@@ -9,7 +9,6 @@ use super::server::{Answer, RUN_ENDED, Request, with_short_path};
 use crate::store::ImageId;
 use crate::supervisor::observers::run_status::Status;
 
-/// Longest answer.
 const ANSWER_BYTES_MAX: u64 = 1 << 20;
 /// The loop answers between two events, each a matter of milliseconds; a stopped process never does.
 const STATUS_LIMIT: Duration = Duration::from_secs(10);

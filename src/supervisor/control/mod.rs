@@ -2,5 +2,5 @@
 
 pub(super) mod client;
 #[cfg(any(fuzzing, test))]
-pub(super) mod fuzz_control;
+pub(crate) mod fuzz_control;
 pub(super) mod server;

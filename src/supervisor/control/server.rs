@@ -27,7 +27,6 @@ use crate::supervisor::decide::event::Event;
 use crate::supervisor::inbox::{Message, ask, ask_status};
 use crate::supervisor::observers::run_status::Status;
 
-/// Longest request.
 const REQUEST_BYTES_MAX: u64 = 4096;
 /// Time for the last answers to be written: a client that reads takes no time.
 const ANSWERS_LIMIT: Duration = Duration::from_secs(1);
@@ -113,26 +112,19 @@ pub(crate) fn remove(store: &Path) {
 
 async fn answer(connection: UnixStream, inbox: Sender<Message>, clients: watch::Sender<usize>) {
     // A client that went away needs no answer.
-    if let Ok(Connection::UntilTheEnd(writer)) = converse(connection, inbox, &clients).await {
+    if let Ok(Some(writer)) = converse(connection, inbox, &clients).await {
         // Closed when the event loop is dropped, after the supervisor.
         future::pending::<()>().await;
         drop(writer);
     }
 }
 
-/// State of a connection whose client has its answer.
-#[derive(Debug)]
-pub(super) enum Connection {
-    Done,
-    /// The client waits for the run's end.
-    UntilTheEnd(OwnedWriteHalf),
-}
-
+/// Answers a client's request. Returns the connection if the client waits for the run's end.
 pub(super) async fn converse(
     connection: UnixStream,
     inbox: Sender<Message>,
     clients: &watch::Sender<usize>,
-) -> io::Result<Connection> {
+) -> io::Result<Option<OwnedWriteHalf>> {
     let (reader, mut writer) = connection.into_split();
     let mut line = String::new();
     let mut reader = tokio::io::BufReader::new(reader.take(REQUEST_BYTES_MAX));
@@ -147,14 +139,8 @@ pub(super) async fn converse(
     let written = write(&mut writer, &answer).await;
     clients.send_modify(|clients| *clients -= 1);
     written?;
-    Ok(match answer {
-        Answer::Image(_) if is_stop => Connection::UntilTheEnd(writer),
-        Answer::Image(_)
-        | Answer::Done
-        | Answer::Status(_)
-        | Answer::Later(_)
-        | Answer::Failed(_) => Connection::Done,
-    })
+    let stops = is_stop && matches!(answer, Answer::Image(_));
+    Ok(stops.then_some(writer))
 }
 
 async fn write(writer: &mut OwnedWriteHalf, answer: &Answer) -> io::Result<()> {

@@ -17,13 +17,10 @@ use crate::supervisor::notice::Notice;
 pub(crate) enum Action {
     /// Start the job from the beginning, in a new sandbox: `Started` or `Gone`.
     Start,
-    /// The processes that were started are the job.
-    AdoptStarted,
     /// Examine this image and prepare a sandbox for it: `Fit` or `Unfit`, before any other event.
     Examine(ImageId),
     /// Restore the examined image: `RestoreEnded`.
     BringBack,
-    /// The processes of the restore are the job.
     AdoptRestored(ImageId, Box<Restored>),
     /// Take a snapshot: `Leaving`, before any other event, or `SnapshotEnded`.
     Snapshot(SnapshotOrder),
@@ -35,7 +32,6 @@ pub(crate) enum Action {
     AbandonPause,
     /// Compare the GPUs with the needs of this image: `Room`, before any other event.
     FindRoom(ImageId),
-    /// Send the job this signal.
     SignalJob(i32),
     /// Kill every process of the sandbox: `Gone`.
     Kill,
@@ -43,24 +39,18 @@ pub(crate) enum Action {
     Drain,
     /// Prepare GPU memory or a copier for the restore of this image.
     PrepareStandby(ImageId),
-    /// Release what was prepared.
     DismissStandby,
     /// Record the stacks of the job: `Diagnosed`.
     Diagnose(Suspect),
-    /// Search for signs of a hang anew.
     WatchAnew,
     /// Stop the supervisor as the terminal requested, and the job if there is one: `Continued`.
     StopSelf {
-        /// True if there is a job to stop.
         with_job: bool,
     },
     /// The supervisor was continued: the terminal may have changed.
     AttachTerminal,
-    /// The terminal's window has another size.
     ResizeTerminal,
-    /// Answer a client that requested a snapshot.
     AnswerSnapshot(Reply, Result<ImageId, String>),
-    /// Answer a client that requested the end of a pause.
     AnswerUnpause(UnpauseReply, Result<(), StillPaused>),
     /// Mark a damaged image: `SetAside`, before any other event.
     SetAside(ImageId, String),
@@ -68,7 +58,6 @@ pub(crate) enum Action {
     Save,
     /// Save the run's state. If this fails, the run ends.
     SaveOrFail,
-    /// Inform the observers.
     Notify(Notice),
     /// End the run with this exit code.
     Exit(u8),
@@ -76,7 +65,6 @@ pub(crate) enum Action {
     Fail(RunError),
 }
 
-/// The snapshot to take.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SnapshotOrder {
     pub trigger: Trigger,

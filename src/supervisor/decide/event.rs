@@ -5,7 +5,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::Signal as Number;
+use nix::sys::signal::Signal;
 
 use super::stage::{Beginning, Reply, UnpauseReply};
 use crate::restore::error::RestoreError;
@@ -21,13 +21,11 @@ use crate::supervisor::policy::schedule::Now as Moment;
 /// Facts of the moment of an event.
 #[derive(Debug)]
 pub(crate) struct Now {
-    /// Both clocks.
     pub at: Moment,
     pub images: StoreImages,
 }
 
 impl Now {
-    /// The monotonic clock.
     pub fn monotonic(&self) -> Instant {
         self.at.monotonic
     }
@@ -71,21 +69,19 @@ impl fmt::Debug for StoreImages {
     }
 }
 
-/// Something that happened.
 #[derive(Debug)]
 pub(crate) enum Event {
     /// The supervisor begins with this step.
     Begin(Beginning),
-    /// A signal arrived.
+    /// One of the signals that the supervisor handles arrived.
     Signal(Signal),
     /// Ctrl-C was typed at the job's own terminal, which sends the job a SIGINT.
     Interrupted,
     /// A client requests a snapshot, and a state of the job after it.
     SnapshotRequest(Afterwards, Reply),
-    /// A client requests the end of the pause.
     UnpauseRequest(UnpauseReply),
-    /// The job's first process runs.
-    Started,
+    /// The job's first process runs. It has this pid on the host; `None` if it has exited.
+    Started(Option<i32>),
     /// The job's first process has exited; the sandbox's report follows.
     Leaving,
     /// The sandbox reports the exit of the job's first process.
@@ -107,7 +103,6 @@ pub(crate) enum Event {
         /// False if the store could not be written.
         done: bool,
     },
-    /// The restore's thread ended.
     RestoreEnded(Box<Result<Restored, RestoreError>>),
     /// The GPUs have room for the image of the killed paused job, or lack this.
     Room(Option<String>),
@@ -121,7 +116,6 @@ pub(crate) enum Event {
     Diagnosed(Suspect, Option<PathBuf>),
     /// The supervisor was stopped for this time, and the job with it.
     Continued(Duration),
-    /// A timer expired.
     Timer(Timer),
 }
 
@@ -132,7 +126,6 @@ impl Event {
     }
 }
 
-/// The end of a snapshot.
 #[derive(Debug)]
 pub(crate) struct SnapshotEnd {
     pub result: Result<Box<Snapshotted>, SnapshotError>,
@@ -150,7 +143,6 @@ pub(crate) struct Refusal {
     pub lost: bool,
 }
 
-/// A job that may hang.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Suspect {
     pub finding: Finding,
@@ -158,26 +150,6 @@ pub(crate) struct Suspect {
     pub since: Duration,
 }
 
-/// A signal, by its meaning.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Signal {
-    /// SIGUSR1: snapshot, continue.
-    Snapshot,
-    /// SIGUSR2: snapshot, stop.
-    SaveAndStop,
-    /// SIGTERM: snapshot and stop within the grace period; a second one stops at once.
-    Terminate,
-    /// SIGINT, SIGQUIT, SIGHUP: for the job.
-    Forward(Number),
-    /// SIGTSTP: stop the job and the supervisor.
-    Suspend,
-    /// SIGCONT: continue.
-    Continue,
-    /// SIGWINCH: the terminal's window has another size.
-    Resize,
-}
-
-/// Purpose of a timer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Timer {
     /// The next scheduled snapshot may be due.

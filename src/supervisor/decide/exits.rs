@@ -195,19 +195,17 @@ impl Machine {
                 self.notify(Notice::RestartDue(status, delay));
                 self.wait(Some(delay), AfterWait::StartAnew);
             }
-            Decision::GiveUp { code, reason } => self.give_up(status, code, &reason.to_string()),
+            Decision::GiveUp { code, reason } => {
+                let newest = self.newest();
+                self.notify(Notice::GaveUp {
+                    status: Some(status),
+                    code,
+                    reason: reason.to_string(),
+                    newest,
+                });
+                self.finish(code, Progress::Failed { code });
+            }
         }
-    }
-
-    fn give_up(&mut self, status: ExitStatus, code: u8, reason: &str) {
-        let newest = self.newest();
-        self.notify(Notice::GaveUp {
-            status: Some(status),
-            code,
-            reason: reason.to_owned(),
-            newest,
-        });
-        self.finish(code, Progress::Failed { code });
     }
 
     /// Waits before the next attempt; without a delay, until a client unpauses the job.
@@ -227,7 +225,6 @@ impl Machine {
         Some(if is_saved { SAVED } else { status.code() })
     }
 
-    /// Returns true if a crash now would be followed by a restore.
     pub(super) fn would_restore(&mut self) -> bool {
         let crash = ExitStatus::Signaled(nix::libc::SIGKILL);
         let mut budget = self.attempts.budget;

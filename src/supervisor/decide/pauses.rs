@@ -43,7 +43,6 @@ impl Machine {
         }
     }
 
-    /// Handles a client's request to let the paused job continue.
     pub(super) fn unpause(&mut self, reply: UnpauseReply) {
         if self.requests.unpause.is_some() {
             return self.not_paused(reply);
@@ -83,14 +82,12 @@ impl Machine {
         }
     }
 
-    /// Answers the client that is unpausing the job.
     pub(super) fn answer_unpause(&mut self, answer: Result<(), StillPaused>) {
         if let Some(reply) = self.requests.unpause.take() {
             self.act(Action::AnswerUnpause(reply, answer));
         }
     }
 
-    /// Handles the end of an attempt to continue the paused job.
     pub(super) fn unpaused(&mut self, result: Result<Duration, Refusal>) {
         let Stage::Running(Running { pause, .. }) = &mut self.stage else {
             self.act(Action::AbandonPause);

@@ -52,13 +52,11 @@ impl Machine {
         ours
     }
 
-    /// Returns true if the run has any image, good or not.
     pub(super) fn any_images(&self) -> bool {
         let mut images = self.now.images.list_or_none().iter();
         images.any(|image| self.state.may_have(image))
     }
 
-    /// Returns the newest image from which the run can continue.
     pub(super) fn newest(&mut self) -> Option<ImageId> {
         self.available().pop()
     }

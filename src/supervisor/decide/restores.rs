@@ -51,7 +51,6 @@ impl Attempts {
         self.forget_failures();
     }
 
-    /// Counts a new image.
     pub fn image_taken(&mut self) {
         self.budget.image_taken();
         self.forget_failures();
@@ -64,7 +63,6 @@ impl Attempts {
 }
 
 impl Machine {
-    /// Starts the job from the beginning.
     pub(super) fn start(&mut self) {
         self.attempts.restored_from = None;
         self.last_available.clear();
@@ -74,9 +72,9 @@ impl Machine {
         self.act(Action::Start);
     }
 
-    pub(super) fn started(&mut self) {
+    pub(super) fn started(&mut self, pid: Option<i32>) {
         if let Stage::Starting = self.stage {
-            self.act(Action::AdoptStarted);
+            self.notify(Notice::Started(pid));
             self.now_running(None, false);
             self.proceed();
         }

@@ -59,7 +59,6 @@ impl SnapshotTimer {
         }
     }
 
-    /// Counts the interval from now.
     pub fn begin_anew(&mut self, now: Moment) {
         self.last = LastSnapshot::not_yet(now);
     }
@@ -83,7 +82,6 @@ impl SnapshotTimer {
         };
     }
 
-    /// Returns the number of snapshots that have failed in a row.
     pub fn failures(&self) -> u32 {
         self.last.failures
     }
@@ -98,7 +96,6 @@ impl SnapshotTimer {
         self.cost = Some(self.cost.map_or(cost, |mean| mean.with(cost)));
     }
 
-    /// Returns the time until the next snapshot is due.
     pub fn next(&self, now: Moment) -> Option<Duration> {
         self.schedule.next(self.last, self.delayed(now))
     }

@@ -13,7 +13,7 @@ use crate::run::run_state::Progress;
 use crate::snapshot::error::SnapshotError;
 use crate::snapshot::take_snapshot::{Afterwards, Snapshotted};
 use crate::store::ImageId;
-use crate::supervisor::notice::{AfterSnapshotFailure, Notice, SnapshotFailure};
+use crate::supervisor::notice::{AfterSnapshotFailure, Notice};
 use crate::supervisor::policy::restart::Stopping;
 
 impl Machine {
@@ -86,7 +86,6 @@ impl Machine {
         self.requests.snapshot = Some(wanted);
     }
 
-    /// Notes that the job computes again after this freeze.
     pub(super) fn computes_again(&mut self, freeze: Duration) {
         let mut took = freeze;
         if let Stage::Running(Running {
@@ -183,11 +182,7 @@ impl Machine {
             AfterSnapshotFailure::Ended => "ended",
             _ => error.kind().as_str(),
         };
-        self.notify(Notice::SnapshotFailed(SnapshotFailure {
-            kind,
-            reason,
-            then,
-        }));
+        self.notify(Notice::SnapshotFailed { kind, reason, then });
         match then {
             AfterSnapshotFailure::Ended | AfterSnapshotFailure::Vetoed => {}
             AfterSnapshotFailure::Killed => self.kill_job(),
@@ -195,7 +190,6 @@ impl Machine {
         }
     }
 
-    /// Counts a failure, and decides whether the job continues.
     fn count_failure(&mut self, error: &SnapshotError) -> AfterSnapshotFailure {
         self.state.failed_snapshots += 1;
         self.state.last_failure = Some(error.kind().as_str().to_owned());

@@ -16,7 +16,6 @@ use crate::supervisor::policy::schedule::Now as Moment;
 /// First step of a supervisor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Beginning {
-    /// Start the job.
     Start,
     /// Restore the newest image from which the run may continue.
     Restore,
@@ -24,16 +23,13 @@ pub(crate) enum Beginning {
     RestoreThis(ImageId),
 }
 
-/// Stage of the run.
 #[derive(Debug)]
 pub(crate) enum Stage {
     /// The job has no processes.
     Idle,
-    /// The sandbox was asked to start the job.
     Starting,
     /// The job computes, is snapshotted or is paused.
     Running(Running),
-    /// An image is becoming the job.
     Restoring(Restoring),
     /// The sandbox was killed; the next step waits until everything is gone.
     Ending(Ending),
@@ -43,18 +39,20 @@ pub(crate) enum Stage {
         until: Option<Instant>,
         then: AfterWait,
     },
-    /// The run has ended.
     Over,
 }
 
-/// Step after a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AfterWait {
     /// Restore the newest image, without the first `skip_newest`.
-    Restore { skip_newest: usize },
+    Restore {
+        skip_newest: usize,
+    },
     /// Restore this image once more; if that fails, an older one.
-    Retry { id: ImageId, skip_newest: usize },
-    /// Start the job from the beginning.
+    Retry {
+        id: ImageId,
+        skip_newest: usize,
+    },
     StartAnew,
 }
 
@@ -62,7 +60,6 @@ pub(crate) enum AfterWait {
 /// memory to free.
 const LEAVING_LIMIT: Duration = Duration::from_secs(10);
 
-/// A job that runs.
 #[derive(Debug, Default)]
 pub(crate) struct Running {
     /// The snapshot under way.
@@ -94,7 +91,6 @@ impl Running {
     }
 }
 
-/// A pause of the job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Pause {
     /// The job is stopped in the state of this image.
@@ -104,7 +100,6 @@ pub(crate) enum Pause {
 }
 
 impl Pause {
-    /// Returns the image of the job's state.
     pub fn image(self) -> ImageId {
         match self {
             Self::Paused(image) | Self::Ending(image) => image,
@@ -112,7 +107,6 @@ impl Pause {
     }
 }
 
-/// A restore under way.
 #[derive(Debug)]
 pub(crate) struct Restoring {
     pub id: ImageId,
@@ -136,32 +130,21 @@ impl Restoring {
     }
 }
 
-/// The end of a job's processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Ending {
     pub then: AfterEnd,
-    /// True once every process is gone.
     pub gone: bool,
     /// True while the thread of a restore changes files and streams, or that of a pause resumes GPU state.
     pub at_work: bool,
 }
 
-/// Step after a sandbox is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AfterEnd {
-    /// Decide by the job's exit status.
-    Decide {
-        status: ExitStatus,
-        /// True if the job was paused.
-        paused: bool,
-    },
-    /// Handle the failure of a restore.
+    Decide { status: ExitStatus, paused: bool },
     NextImage { skip_newest: usize },
-    /// Exit with this code.
     Exit(u8, Progress),
 }
 
-/// A snapshot that was requested.
 #[derive(Debug)]
 pub(crate) struct Wanted {
     pub trigger: Trigger,
@@ -169,7 +152,6 @@ pub(crate) struct Wanted {
     pub replies: Vec<Reply>,
 }
 
-/// A snapshot under way.
 #[derive(Debug)]
 pub(crate) struct Snapshotting {
     pub wanted: Wanted,
@@ -178,8 +160,6 @@ pub(crate) struct Snapshotting {
     pub released: bool,
 }
 
-/// Answer to a client that requested a snapshot.
 pub(crate) type Reply = oneshot::Sender<Result<ImageId, String>>;
 
-/// Answer to a client that requested the end of a pause.
 pub(crate) type UnpauseReply = oneshot::Sender<Result<(), StillPaused>>;

@@ -15,8 +15,10 @@
 
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::Signal;
+
 use super::action::Action;
-use super::event::{Event, Now, Signal, Timer};
+use super::event::{Event, Now, Timer};
 use super::restores::Attempts;
 use super::snapshot_timer::SnapshotTimer;
 use super::stage::{
@@ -32,7 +34,7 @@ use crate::store::ImageId;
 use crate::supervisor::error::RunError;
 use crate::supervisor::notice::{Notice, Situation};
 use crate::supervisor::observers::run_phase::State;
-use crate::supervisor::observers::run_status::Forecast;
+use crate::supervisor::observers::run_status::{Status, after, beginning};
 use crate::supervisor::policy::compute_clock::ComputeClock;
 use crate::supervisor::policy::restart::{Stopping, restarts_left};
 use crate::supervisor::policy::schedule::Now as Moment;
@@ -53,7 +55,6 @@ pub(crate) struct Machine {
     pub(super) hang: HangCase,
     /// The images from which the run could continue when the store was last read: the status reads nothing.
     pub(super) last_available: Vec<ImageId>,
-    /// Facts of the moment of the present event.
     pub(super) now: Now,
     /// Actions of the present event.
     actions: Vec<Action>,
@@ -111,7 +112,7 @@ impl Machine {
                 self.want(Trigger::Request, afterwards, Some(reply));
             }
             Event::UnpauseRequest(reply) => self.unpause(reply),
-            Event::Started => self.started(),
+            Event::Started(pid) => self.started(pid),
             Event::Leaving => self.leaving(),
             Event::JobEnded(ended) => self.job_ended(ended),
             Event::Gone => self.gone(),
@@ -143,22 +144,22 @@ impl Machine {
 
     fn signal(&mut self, signal: Signal) {
         match signal {
-            Signal::Snapshot => self.want(Trigger::Signal, Afterwards::Continue, None),
-            Signal::SaveAndStop => {
+            Signal::SIGUSR1 => self.want(Trigger::Signal, Afterwards::Continue, None),
+            Signal::SIGUSR2 => {
                 self.end_when_saved();
                 self.save_and_stop();
             }
-            Signal::Terminate => self.terminate(),
-            Signal::Forward(number) => self.forward(number as i32),
-            Signal::Suspend => {
+            Signal::SIGTERM => self.terminate(),
+            Signal::SIGTSTP => {
                 self.requests.stop_self = true;
                 self.stop_self_when_idle();
             }
-            Signal::Continue => {
+            Signal::SIGCONT => {
                 self.requests.stop_self = false;
                 self.act(Action::AttachTerminal);
             }
-            Signal::Resize => self.act(Action::ResizeTerminal),
+            Signal::SIGWINCH => self.act(Action::ResizeTerminal),
+            for_the_job => self.forward(for_the_job as i32),
         }
     }
 
@@ -179,7 +180,6 @@ impl Machine {
         }
     }
 
-    /// Returns the timer that expires first.
     pub fn next_timer(&self, now: Moment) -> Option<(Duration, Timer)> {
         let left = |deadline: Instant| deadline.saturating_duration_since(now.monotonic);
         let (mut schedule, mut leaving, mut backoff) = (None, None, None);
@@ -209,17 +209,14 @@ impl Machine {
         .min_by_key(|(wait, _)| *wait)
     }
 
-    /// Adds an action.
     pub(super) fn act(&mut self, action: Action) {
         self.actions.push(action);
     }
 
-    /// Informs the observers.
     pub(super) fn notify(&mut self, notice: Notice) {
         self.act(Action::Notify(notice));
     }
 
-    /// Ends the run with this exit code.
     pub(super) fn finish(&mut self, code: u8, progress: Progress) {
         self.state.progress = progress;
         self.stage = Stage::Over;
@@ -227,7 +224,6 @@ impl Machine {
         self.act(Action::Exit(code));
     }
 
-    /// Ends the run with an error.
     pub(super) fn fail(&mut self, error: RunError) {
         if let RunError::NothingRestorable | RunError::NoRoom(_) = error {
             let newest = self.newest();
@@ -242,7 +238,6 @@ impl Machine {
         self.act(Action::Fail(error));
     }
 
-    /// Returns the run, as the store has it.
     pub fn state(&self) -> &RunState {
         &self.state
     }
@@ -263,7 +258,6 @@ impl Machine {
         self.requests = Requests::default();
     }
 
-    /// Returns true if the run has ended.
     pub fn is_over(&self) -> bool {
         matches!(self.stage, Stage::Over)
     }
@@ -285,31 +279,33 @@ impl Machine {
         }
     }
 
-    /// Returns the next events of the run, as far as they are known now.
-    pub fn forecast(&self, now: Moment) -> Forecast {
-        let until = match self.stage {
+    /// Returns the machine's part of the run's status. It reads nothing: a status must not delay the loop.
+    pub fn status(&self, now: Moment) -> Status {
+        let next_snapshot = self.timer.next(now);
+        let next_snapshot = next_snapshot.filter(|_| self.phase() == State::Running);
+        let next_restart = match self.stage {
             Stage::Waiting { until, .. } => until,
             _ => None,
         };
         let (rules, budget) = (&self.settings.restart, self.attempts.budget);
-        Forecast {
-            next_snapshot: self
-                .timer
-                .next(now)
-                .filter(|_| self.phase() == State::Running),
-            interval: self.timer.interval(now),
-            next_restart: until.map(|until| until.saturating_duration_since(now.monotonic)),
-            restarts_used: budget.restarts,
+        Status {
+            command: beginning(&self.state.command.shown()),
+            run: Some(self.state.started_unix_ms),
+            next_snapshot: next_snapshot.and_then(|wait| after(now, wait)),
+            next_snapshot_seconds: next_snapshot.map(|wait| wait.as_secs_f64()),
+            interval_seconds: self.timer.interval(now).map(|time| time.as_secs_f64()),
+            next_restart_seconds: next_restart
+                .map(|until| until.saturating_duration_since(now.monotonic).as_secs_f64()),
+            restarts_used: Some(budget.restarts),
             restarts_left: restarts_left(rules, budget, self.last_images_to_restore()),
+            ..Status::default()
         }
     }
 
-    /// Returns true if the job may have the caller's terminal.
     pub fn may_read_keys(&self) -> bool {
         matches!(&self.stage, Stage::Running(running) if running.pause.is_none() && running.ended.is_none())
     }
 
-    /// Returns the present situation, for the observers.
     pub fn situation(&self) -> Situation {
         let stops = matches!(self.stopping, Stopping::WhenSaved | Stopping::Until(_));
         let ending = matches!(&self.stage, Stage::Ending(ending) if matches!(ending.then, AfterEnd::Exit(..)));

@@ -10,7 +10,7 @@ use crate::run::format::chain;
 use crate::run::image_facts::Trigger;
 use crate::run::run_state::Progress;
 use crate::snapshot::take_snapshot::Afterwards;
-use crate::supervisor::notice::{Newest, Notice};
+use crate::supervisor::notice::Notice;
 use crate::supervisor::policy::restart::Stopping;
 
 /// Two SIGTERM within this time are one: `timeout` sends it to its child and then to its process group.
@@ -111,14 +111,15 @@ impl Machine {
         if let Stopping::Until(_) = self.stopping {
             self.stopping = Stopping::Until(self.now.monotonic() + DELIVERY_LIMIT);
         }
-        let newest = match (self.newest(), self.now.images.list()) {
-            (_, Err(error)) => Newest::Unknown(chain(error)),
-            (Some(image), Ok(_)) => Newest::Image(image),
-            (None, Ok(_)) => Newest::None,
+        let newest = self.newest();
+        let newest = match self.now.images.list() {
+            Ok(_) => Ok(newest),
+            Err(error) => Err(chain(error)),
         };
-        let code = match newest {
-            Newest::Image(_) | Newest::Unknown(_) => SAVED,
-            Newest::None => TERMINATED,
+        let code = if newest == Ok(None) {
+            TERMINATED
+        } else {
+            SAVED
         };
         self.notify(Notice::StopsUnsaved { why, newest });
         self.end_job(AfterEnd::Exit(code, Progress::Saved));
@@ -131,7 +132,6 @@ impl Machine {
         }
     }
 
-    /// Passes a signal to the job.
     pub(super) fn forward(&mut self, signal: i32) {
         self.job_interrupted();
         match &self.stage {

@@ -41,7 +41,6 @@ struct Taken {
     budget: Budget,
 }
 
-/// Stage of the reaction.
 #[derive(Debug, Default)]
 enum Suspicion {
     #[default]
@@ -55,7 +54,6 @@ enum Suspicion {
 }
 
 impl Machine {
-    /// Forgets the previous attempt of the job.
     pub(super) fn watch_anew(&mut self) {
         self.hang = HangCase::default();
         self.act(Action::WatchAnew);
@@ -79,7 +77,6 @@ impl Machine {
         !matches!(self.hang.suspicion, Suspicion::None)
     }
 
-    /// Returns true if the job's stacks are being recorded.
     pub(super) fn is_being_diagnosed(&self) -> bool {
         matches!(self.hang.suspicion, Suspicion::Diagnosing(_))
     }

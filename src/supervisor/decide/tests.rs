@@ -3,12 +3,11 @@
 use std::cell::Cell;
 use std::time::Duration;
 
-use nix::sys::signal::Signal as Number;
+use nix::sys::signal::Signal;
 use proptest::prelude::*;
 use proptest::sample::select;
 use proptest::test_runner::{Config as Cases, TestRunner};
 
-use super::event::Signal;
 use super::stage::Beginning;
 use super::world::{Ending, Work, World};
 use crate::config::{Config, HangAction, Interval, RestartLimit, RestartPolicy, WithoutImage};
@@ -44,13 +43,13 @@ fn step(random: u32) -> Step {
     let pick = |count: u32| choice as usize % count as usize;
     let times = [1, 100, 1000, 5000, 31_000, 400_000];
     let signals = [
-        Signal::Snapshot,
-        Signal::SaveAndStop,
-        Signal::Forward(Number::SIGINT),
-        Signal::Suspend,
-        Signal::Continue,
-        Signal::Resize,
-        Signal::Terminate,
+        Signal::SIGUSR1,
+        Signal::SIGUSR2,
+        Signal::SIGINT,
+        Signal::SIGTSTP,
+        Signal::SIGCONT,
+        Signal::SIGWINCH,
+        Signal::SIGTERM,
     ];
     let afterwards = [Afterwards::Continue, Afterwards::Pause, Afterwards::Stop];
     let endings = [
@@ -156,16 +155,16 @@ fn a_computing_job_needs_no_list_of_images() {
     let mut world = World::new(settings, Beginning::Start, 3);
     world.end(Work::Start, Ending::Success);
     let lists_read = world.lists_read.get();
-    for signal in [Signal::Resize, Signal::Continue, Signal::Suspend] {
+    for signal in [Signal::SIGWINCH, Signal::SIGCONT, Signal::SIGTSTP] {
         world.signal(signal);
     }
     world.pass(Duration::from_secs(61));
     assert_eq!(world.works(), [Work::Snapshot], "the scheduled snapshot");
     world.release();
     world.interrupt();
-    world.signal(Signal::Forward(Number::SIGINT));
+    world.signal(Signal::SIGINT);
     world.request_snapshot(Afterwards::Continue);
-    world.machine.forecast(world.now);
+    world.machine.status(world.now);
     assert_eq!(world.lists_read.get(), lists_read);
     world.end(Work::Snapshot, Ending::Success);
     assert!(world.lists_read.get() > lists_read, "old images are gone");

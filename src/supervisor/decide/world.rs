@@ -8,10 +8,11 @@ use std::rc::Rc;
 use std::sync::LazyLock;
 use std::time::Duration;
 
+use nix::sys::signal::Signal;
 use tokio::sync::oneshot::{self, error::TryRecvError};
 
 use super::action::Action;
-use super::event::{Event, Now, Signal, StoreImages, Suspect, Timer};
+use super::event::{Event, Now, StoreImages, Suspect, Timer};
 use super::stage::Beginning;
 use super::state_machine::Machine;
 use crate::clock;
@@ -252,16 +253,7 @@ impl World {
                     "an image is tried again and again"
                 );
             }
-            Action::AdoptStarted | Action::AdoptRestored(..) => {
-                assert!(matches!(
-                    self.life,
-                    Life::Coming | Life::Exited(_) | Life::Reported | Life::Lost | Life::Gone
-                ));
-                self.tries.clear();
-                if self.life == Life::Coming {
-                    self.life = Life::Alive;
-                }
-            }
+            Action::AdoptRestored(..) => self.job_runs(),
             Action::Snapshot(order) => {
                 assert!(!works(Work::Snapshot), "two snapshots");
                 assert!(!works(Work::Diagnosis), "a snapshot beside a debugger");
@@ -384,6 +376,17 @@ impl World {
         Event::Fit
     }
 
+    fn job_runs(&mut self) {
+        assert!(matches!(
+            self.life,
+            Life::Coming | Life::Exited(_) | Life::Reported | Life::Lost | Life::Gone
+        ));
+        self.tries.clear();
+        if self.life == Life::Coming {
+            self.life = Life::Alive;
+        }
+    }
+
     /// Counts restarts since the last image, each of which is taken for progress.
     fn notice(&mut self, notice: &Notice) -> Option<Event> {
         match notice {
@@ -393,6 +396,7 @@ impl World {
                     assert!(self.restarts <= max, "more restarts than restart.max");
                 }
             }
+            Notice::Started(_) => self.job_runs(),
             Notice::Snapshot(_) => {
                 self.restarts = 0;
                 return Some(Event::NewGround);
@@ -440,9 +444,9 @@ impl World {
 fn may_need_images(event: &Event) -> bool {
     !matches!(
         event,
-        Event::Signal(Signal::Resize | Signal::Continue | Signal::Suspend)
+        Event::Signal(Signal::SIGWINCH | Signal::SIGCONT | Signal::SIGTSTP)
             | Event::Interrupted
-            | Event::Started
+            | Event::Started(_)
             | Event::Computing(_)
             | Event::NewGround
             | Event::Suspected(_)

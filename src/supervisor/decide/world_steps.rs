@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use nix::sys::signal::Signal;
 use tokio::sync::oneshot;
 
-use super::event::{Event, Refusal, Signal, SnapshotEnd, Suspect};
+use super::event::{Event, Refusal, SnapshotEnd, Suspect};
 use super::world::{DELIVERY_LIMIT, Ending, FACTS, IMAGES_KEPT, Life, Work, World, image, later};
 use crate::restore::error::RestoreError;
 use crate::restore::restore_image::Restored;
@@ -39,7 +40,7 @@ impl World {
     }
 
     pub fn signal(&mut self, signal: Signal) {
-        if signal == Signal::Terminate && self.deadline.is_none() {
+        if signal == Signal::SIGTERM && self.deadline.is_none() {
             let limit = self.machine.settings.snapshot.grace + DELIVERY_LIMIT;
             // Timers of the same time expire one after the other.
             self.deadline = Some(later(self.now, limit + Duration::from_millis(50)));
@@ -153,7 +154,7 @@ impl World {
             return;
         };
         let event = match work {
-            Work::Start => Event::Started,
+            Work::Start => Event::Started(Some(1)),
             Work::Snapshot => {
                 if detail.hook_until.monotonic > self.now.monotonic && ending != Ending::Success {
                     // The hook takes all of its time.

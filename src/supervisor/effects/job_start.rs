@@ -4,10 +4,11 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::perform::{Effects, Outcome, Processes};
+use super::perform::{Effects, Processes};
 use crate::config;
 use crate::cuda;
 use crate::job::InputMark;
+use crate::path_text::CommandLine;
 use crate::run::environment::{self, Setting};
 use crate::run::format::chain;
 use crate::run::own_activity::OwnActivity;
@@ -15,17 +16,15 @@ use crate::run::program::ProgramError;
 use crate::run::run_state::RunState;
 use crate::run::running_job::Job;
 use crate::sandbox::{
-    self, IoUring, Isolation, Sandbox, SandboxError, SpawnError, privilege_missing,
+    self, IoUring, Isolation, JobPids, Sandbox, SandboxError, SpawnError, privilege_missing,
 };
 use crate::supervisor::decide::event::Event;
 use crate::supervisor::error::{RunError, system};
 use crate::supervisor::inbox::Message;
-use crate::supervisor::notice::Notice;
 use crate::supervisor::observers::journal::host_pid;
 use crate::sync::locked;
 
 impl Effects {
-    /// Starts the job from the beginning.
     pub(super) fn start(&mut self, state: &RunState) -> Result<(), RunError> {
         let sandbox = self.new_sandbox(None, state)?;
         let mut streams = locked(&self.streams);
@@ -51,7 +50,7 @@ impl Effects {
         sandbox.start_job(&self.context.command, io_uring, credentials, &ends)?;
         streams.open();
         drop(streams);
-        self.processes = Processes::Starting(sandbox, None);
+        self.processes = Processes::Starting(sandbox);
         Ok(())
     }
 
@@ -135,13 +134,7 @@ impl Effects {
             return Ok(None);
         }
         Ok(match news {
-            Some(sandbox::Event::Started(pids)) => match &mut self.processes {
-                Processes::Starting(_, started) => {
-                    *started = Some(pids);
-                    Some(Event::Started)
-                }
-                _ => None,
-            },
+            Some(sandbox::Event::Started(pids)) => self.adopt(pids),
             Some(sandbox::Event::NotStarted(errno)) => {
                 let program = self.context.command.first().map(PathBuf::from);
                 return Err(ProgramError::NotStarted {
@@ -151,7 +144,7 @@ impl Effects {
                 .into());
             }
             Some(sandbox::Event::Failed { operation, errno })
-                if matches!(self.processes, Processes::Starting(_, None)) =>
+                if matches!(self.processes, Processes::Starting(_)) =>
             {
                 let source = io::Error::from_raw_os_error(errno);
                 return Err(SandboxError::Step { operation, source }.into());
@@ -166,26 +159,24 @@ impl Effects {
         })
     }
 
-    /// Makes the started processes the running job.
-    pub(super) fn adopt_started(&mut self, state: &RunState) -> Outcome {
-        let Processes::Starting(sandbox, Some(pids)) = &self.processes else {
-            return Outcome::None;
+    fn adopt(&mut self, pids: JobPids) -> Option<Event> {
+        let Processes::Starting(sandbox) = &self.processes else {
+            return None;
         };
         let job = Arc::new(Job {
             sandbox: Arc::clone(sandbox),
-            pids: *pids,
+            pids,
             token: self.context.agent.as_ref().map(|(_, token)| *token),
             moved: Vec::new(),
             own_activity: OwnActivity::default(),
         });
-        let pid = host_pid(&job.sandbox, *pids);
+        let pid = host_pid(&job.sandbox, pids);
         self.processes = Processes::Job(job);
+        let command = CommandLine::from(self.context.command.clone());
+        let store = self.context.store.path().display();
+        tracing::info!(%store, %command, "job started");
         self.report_nccl();
-        Outcome::Notice(Notice::Started {
-            pid,
-            store: self.context.store.path().to_owned(),
-            command: state.command.to_string(),
-        })
+        Some(Event::Started(pid))
     }
 
     fn report_nccl(&self) {

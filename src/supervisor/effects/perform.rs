@@ -1,7 +1,6 @@
 //! Execution of actions. Each produces at most one event or notice at once; the results of threads arrive as messages.
 
 use std::sync::{Arc, Mutex};
-use std::thread;
 
 use tokio::sync::mpsc::Sender;
 
@@ -22,8 +21,8 @@ use crate::snapshot::paused::{Paused, lacking};
 use crate::store::ImageId;
 use crate::supervisor::decide::action::Action;
 use crate::supervisor::decide::event::Event;
-use crate::supervisor::error::{RunError, system};
-use crate::supervisor::hooks::before_snapshot::HookHold;
+use crate::supervisor::error::RunError;
+use crate::supervisor::hooks::process_group::HookHold;
 use crate::supervisor::inbox::Message;
 use crate::supervisor::notice::Notice;
 use crate::supervisor::observers::keyboard::Keyboard;
@@ -45,16 +44,14 @@ pub(crate) struct Effects {
     /// The hook of the last snapshot, which may run.
     pub(super) hook: HookHold,
     pub(super) meter: Arc<Mutex<Meter>>,
-    /// The caller's terminal.
     keyboard: Keyboard,
 }
 
-/// The processes of the present sandbox.
 #[derive(Debug)]
 pub(super) enum Processes {
     None,
-    /// The job is being started; its first processes are known once they run.
-    Starting(Arc<Sandbox>, Option<JobPids>),
+    /// The job is being started.
+    Starting(Arc<Sandbox>),
     /// The candidate was examined, or is being restored.
     Restoring(Arc<Sandbox>, Box<Restoring>),
     Job(Arc<Job>),
@@ -69,7 +66,6 @@ pub(super) struct Restoring {
     pub candidate: Option<Candidate>,
 }
 
-/// Immediate result of an action.
 #[derive(Debug)]
 pub(crate) enum Outcome {
     None,
@@ -100,7 +96,6 @@ impl Effects {
     pub fn perform(&mut self, action: Action, state: &RunState) -> Result<Outcome, RunError> {
         match action {
             Action::Start => self.start(state)?,
-            Action::AdoptStarted => return Ok(self.adopt_started(state)),
             Action::Examine(id) => return self.examine(id, state).map(Outcome::Event),
             Action::BringBack => return Ok(self.bring_back()),
             Action::AdoptRestored(image, restored) => {
@@ -135,18 +130,17 @@ impl Effects {
         Ok(Outcome::None)
     }
 
-    /// Returns the running job.
     pub fn job(&self) -> Option<&Arc<Job>> {
         match &self.processes {
             Processes::Job(job) => Some(job),
-            Processes::None | Processes::Starting(..) | Processes::Restoring(..) => None,
+            Processes::None | Processes::Starting(_) | Processes::Restoring(..) => None,
         }
     }
 
     fn sandbox(&self) -> Option<&Arc<Sandbox>> {
         match &self.processes {
             Processes::None => None,
-            Processes::Starting(sandbox, _) | Processes::Restoring(sandbox, _) => Some(sandbox),
+            Processes::Starting(sandbox) | Processes::Restoring(sandbox, _) => Some(sandbox),
             Processes::Job(job) => Some(&job.sandbox),
         }
     }
@@ -212,25 +206,6 @@ impl Effects {
         }
     }
 
-    /// Delivers what the dead job had written, and reverts the streams after a failed restore, on a thread: the reader of
-    /// the output may be slow.
-    fn drain(&self) -> Result<(), RunError> {
-        let (streams, inbox) = (Arc::clone(&self.streams), self.inbox.clone());
-        let work = move || {
-            let mut streams = locked(&streams);
-            streams.disconnect_terminal();
-            let (stdout, stderr) = (streams.stdout.drain(), streams.stderr.drain());
-            drop(streams);
-            stdout();
-            stderr();
-            // The loop ends with the run only.
-            let _ = inbox.blocking_send(Message::Event(Event::Drained));
-        };
-        let thread = thread::Builder::new().name("drain".to_owned());
-        let thread = thread.spawn(work);
-        thread.map(drop).map_err(system("start a thread"))
-    }
-
     /// Stops the job and this process. Returns when somebody continues this process.
     fn stop_self(&mut self, with_job: bool) -> Event {
         let stopped = clock::now();
@@ -265,7 +240,6 @@ impl Effects {
         }
     }
 
-    /// Returns the time until the terminal is to be checked again.
     pub fn next_look(&self) -> Option<std::time::Duration> {
         self.keyboard.next_look()
     }

@@ -10,6 +10,7 @@ use tokio::sync::mpsc::Sender;
 
 use super::meter::{self, Meter};
 use super::perform::{Effects, Outcome, Processes};
+use crate::config::Occasion;
 use crate::gpu::resident::Standby;
 use crate::restore::error::RestoreError;
 use crate::restore::restore_image;
@@ -20,13 +21,14 @@ use crate::run::running_job::{Job, SharedStreams};
 use crate::snapshot::disk_space;
 use crate::snapshot::error::SnapshotError;
 use crate::snapshot::paused::{Paused, Refused};
-use crate::snapshot::take_snapshot::{self, Snapshotted, Subject};
+use crate::snapshot::take_snapshot::{self, Afterwards, Snapshotted, Subject};
 use crate::store::ImageId;
 use crate::supervisor::decide::action::SnapshotOrder;
 use crate::supervisor::decide::event::{Event, Refusal, SnapshotEnd, Suspect};
 use crate::supervisor::error::{RunError, system};
 use crate::supervisor::hang::stack_report;
-use crate::supervisor::hooks::before_snapshot::BeforeSnapshot;
+use crate::supervisor::hooks::hook_command::{self, Call};
+use crate::supervisor::hooks::process_group::HookHold;
 use crate::supervisor::inbox::Message;
 use crate::supervisor::notice::Notice;
 use crate::sync::locked;
@@ -36,15 +38,16 @@ impl Effects {
     pub(super) fn begin_snapshot(&mut self, order: SnapshotOrder, state: &RunState) -> Outcome {
         let SnapshotOrder {
             trigger,
-            afterwards,
             hook_limit,
+            ..
         } = order;
         let Some(job) = self.job().filter(|job| !job.has_ended()).map(Arc::clone) else {
             return Outcome::Event(Event::Leaving);
         };
         let run = state.started_unix_ms;
-        let before = BeforeSnapshot::new(&self.context, run, trigger, afterwards, &self.inbox);
-        self.hook = before.hold();
+        let facts = vec![("CKPT_RUN_TRIGGER", trigger.as_str().into())];
+        let hook = Call::new(&self.context, run, Occasion::BeforeSnapshot, facts);
+        self.hook = HookHold(hook.as_ref().map(|call| Arc::clone(&call.hook_group)));
         if let Some(limit) = hook_limit {
             self.hook.shorten(limit);
         }
@@ -57,12 +60,11 @@ impl Effects {
             inbox: self.inbox.clone(),
             job,
             state: state.clone(),
-            before,
+            hook,
             order,
         };
-        let thread = thread::Builder::new().name("snapshot".to_owned());
-        match thread.spawn(move || work.run()) {
-            Ok(_) => Outcome::Notice(Notice::SnapshotBegan(trigger)),
+        match on_thread("snapshot", move || work.run()) {
+            Ok(()) => Outcome::Notice(Notice::SnapshotBegan(trigger)),
             Err(error) => Outcome::Event(Event::SnapshotEnded(Box::new(SnapshotEnd {
                 result: Err(SnapshotError::Prepare(error)),
                 paused: false,
@@ -71,7 +73,6 @@ impl Effects {
         }
     }
 
-    /// Restores the examined image on its thread.
     pub(super) fn bring_back(&mut self) -> Outcome {
         let Processes::Restoring(sandbox, restoring) = &mut self.processes else {
             return Outcome::None;
@@ -88,12 +89,10 @@ impl Effects {
                 || restore_image::bring_back(&context, &standby, &sandbox, &streams, candidate);
             let result =
                 catch_unwind(AssertUnwindSafe(restore)).unwrap_or(Err(RestoreError::Panicked));
-            // The loop ends with the run only.
-            let _ = inbox.blocking_send(Message::Event(Event::RestoreEnded(Box::new(result))));
+            report(&inbox, Event::RestoreEnded(Box::new(result)));
         };
-        let thread = thread::Builder::new().name("restore".to_owned());
-        match thread.spawn(work) {
-            Ok(_) => Outcome::None,
+        match on_thread("restore", work) {
+            Ok(()) => Outcome::None,
             Err(error) => {
                 let error = RestoreError::Prepare(error);
                 Outcome::Event(Event::RestoreEnded(Box::new(Err(error))))
@@ -115,16 +114,28 @@ impl Effects {
                 *locked(&slot) = paused.map(|paused| *paused);
                 Refusal { why, lost }
             });
-            // The loop ends with the run only.
-            let _ = inbox.blocking_send(Message::Event(Event::Unpaused(result)));
+            report(&inbox, Event::Unpaused(result));
         };
         // Without a thread, the job continues as the pause is dropped, and dies if it cannot.
-        let thread = thread::Builder::new().name("unpause".to_owned());
-        let thread = thread.spawn(work);
-        thread.map(drop).map_err(system("start a thread"))
+        on_thread("unpause", work).map_err(system("start a thread"))
     }
 
-    /// Records the stacks of the job on a thread.
+    /// Delivers what the dead job had written, and reverts the streams after a failed restore, on a thread: the reader of
+    /// the output may be slow.
+    pub(super) fn drain(&self) -> Result<(), RunError> {
+        let (streams, inbox) = (Arc::clone(&self.streams), self.inbox.clone());
+        let work = move || {
+            let mut streams = locked(&streams);
+            streams.disconnect_terminal();
+            let (stdout, stderr) = (streams.stdout.drain(), streams.stderr.drain());
+            drop(streams);
+            stdout();
+            stderr();
+            report(&inbox, Event::Drained);
+        };
+        on_thread("drain", work).map_err(system("start a thread"))
+    }
+
     pub(super) fn diagnose(&mut self, suspect: Suspect) -> Outcome {
         let Some(job) = self.job().map(Arc::clone) else {
             return Outcome::Event(Event::Diagnosed(suspect, None));
@@ -137,16 +148,24 @@ impl Effects {
             if let Err(error) = &log {
                 tracing::warn!("cannot log what the job does: {}", chain(error));
             }
-            // The loop ends with the run only.
-            let _ = inbox.blocking_send(Message::Event(Event::Diagnosed(suspect, log.ok())));
+            report(&inbox, Event::Diagnosed(suspect, log.ok()));
         };
-        let thread = thread::Builder::new().name("diagnosis".to_owned());
-        if let Err(error) = thread.spawn(work) {
+        if let Err(error) = on_thread("diagnosis", work) {
             tracing::warn!(%error, "cannot log what the job does");
             return Outcome::Event(Event::Diagnosed(suspect, None));
         }
         Outcome::None
     }
+}
+
+fn on_thread(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    let thread = thread::Builder::new().name(name.to_owned());
+    thread.spawn(work).map(drop)
+}
+
+/// Reports to the loop, which ends with the run only.
+fn report(inbox: &Sender<Message>, event: Event) {
+    let _ = inbox.blocking_send(Message::Event(event));
 }
 
 /// A snapshot, for its thread.
@@ -159,7 +178,8 @@ struct SnapshotWork {
     inbox: Sender<Message>,
     job: Arc<Job>,
     state: RunState,
-    before: BeforeSnapshot,
+    /// The hook before it, if one is configured.
+    hook: Option<Call>,
     order: SnapshotOrder,
 }
 
@@ -177,7 +197,7 @@ impl SnapshotWork {
         }
         let mut slowdown = Duration::ZERO;
         if result.is_ok() {
-            slowdown = meter::snapshot_ends(&self.meter, &self.job);
+            slowdown = locked(&self.meter).snapshot_ends(meter::read(&self.job));
             disk_space::rotate(&self.context, &self.state);
         }
         let end = SnapshotEnd {
@@ -186,14 +206,14 @@ impl SnapshotWork {
             slowdown,
         };
         *locked(&self.paused) = paused;
-        self.report(Event::SnapshotEnded(Box::new(end)));
+        report(&self.inbox, Event::SnapshotEnded(Box::new(end)));
     }
 
     fn take(&self) -> Result<(Snapshotted, Option<Paused>), SnapshotError> {
-        if !self.before.allows() {
+        if self.is_vetoed() {
             return Err(SnapshotError::Vetoed);
         }
-        meter::snapshot_begins(&self.meter, &self.job);
+        locked(&self.meter).snapshot_begins(meter::read(&self.job));
         let subject = Subject {
             context: &self.context,
             standby: &self.standby,
@@ -203,13 +223,20 @@ impl SnapshotWork {
             trigger: self.order.trigger,
         };
         take_snapshot::take(subject, self.order.afterwards, |freeze| {
-            meter::job_released(&self.meter, &self.job);
-            self.report(Event::Computing(freeze));
+            locked(&self.meter).job_released(meter::read(&self.job));
+            report(&self.inbox, Event::Computing(freeze));
         })
     }
 
-    fn report(&self, event: Event) {
+    /// Runs the hook. The snapshot before a stop cannot be cancelled.
+    fn is_vetoed(&self) -> bool {
+        let Some(call) = &self.hook else {
+            return false;
+        };
+        let ended = call.run();
+        let vetoes = ended.outcome == hook_command::Outcome::Veto;
         // The loop ends with the run only.
-        let _ = self.inbox.blocking_send(Message::Event(event));
+        let _ = self.inbox.blocking_send(Message::HookEnded(ended));
+        vetoes && self.order.afterwards != Afterwards::Stop
     }
 }

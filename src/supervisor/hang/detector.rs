@@ -18,34 +18,25 @@ const CPU_IDLE: f64 = 0.001;
 /// kill it.
 const TOLD: f64 = 0.5;
 
-/// Kind of activity that is watched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sign {
     /// stdout and stderr.
     Output,
-    /// The GPUs that the job's processes use.
     Gpu,
-    /// CPU time of all its processes.
     Cpu,
-    /// A file that it touches.
     Heartbeat,
 }
 
-/// Time of the last change of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Touched {
-    /// The file does not exist.
     Never,
     /// Seconds and nanoseconds since 1970.
     At(i64, i64),
 }
 
-/// Observed GPU activity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GpuWork {
-    /// No activity.
     Idle,
-    /// The job's work.
     Works,
     /// Work that may be the job's, or that of a snapshot of it.
     Doubtful,
@@ -69,20 +60,16 @@ impl GpuWork {
 pub struct Sample {
     /// Somebody has stopped it: a debugger, or SIGSTOP.
     pub stopped: bool,
-    /// Bytes that it has written.
     pub output: Option<u64>,
     /// Activity of its GPUs since the last sample.
     pub gpu: Option<GpuWork>,
     /// CPU time that it has used, without that of our work in it.
     pub cpu: Option<Duration>,
-    /// Its heartbeat.
     pub heartbeat: Option<Touched>,
 }
 
-/// A job that hangs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Finding {
-    /// The sign.
     pub sign: Sign,
     /// Time for which the sign was quiet.
     pub quiet: Duration,
@@ -192,7 +179,6 @@ pub struct Signs {
 }
 
 impl Signs {
-    /// Makes the signs that the settings ask for.
     #[must_use]
     pub fn new(settings: &Hang) -> Self {
         Self {

@@ -18,7 +18,6 @@ use crate::run::running_job::{Job, SharedStreams};
 use crate::supervisor::inbox::Message;
 use crate::sync::locked;
 
-/// Sources of a sample.
 pub(crate) struct Source {
     pub streams: SharedStreams,
     pub heartbeat: Option<PathBuf>,

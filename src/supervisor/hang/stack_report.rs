@@ -25,14 +25,10 @@ const TRACED_MAX: usize = 8;
 const TRACE_LIMIT: Duration = Duration::from_secs(10);
 /// Time for all of them: a request to stop waits for it.
 const TRACES_LIMIT: Duration = Duration::from_secs(30);
-/// Lines of each of those.
 const TRACE_LINES_MAX: usize = 4000;
-/// Frames of each stack.
 const FRAMES_MAX: &str = "thread apply all -q backtrace 64";
-/// Limit on the size of the log.
 const LOG_BYTES_MAX: u64 = 8 << 20;
 
-/// Writes the log; its path.
 pub(crate) fn write(context: &RunContext, job: &Job, why: &str) -> io::Result<PathBuf> {
     let root = job::child_with_pid(job.sandbox.pid(), job.pids.root);
     let processes = root.and_then(job::tree).map_err(io::Error::other)?;

@@ -34,7 +34,6 @@ pub(crate) struct HangWatch {
     signs: Signs,
     period: Duration,
     sampler: SyncSender<Arc<Job>>,
-    /// True while a sample is taken.
     asked: bool,
     next: Instant,
     /// Computing time at the last sample.
@@ -89,7 +88,6 @@ impl HangWatch {
         (!self.asked).then(|| self.next.saturating_duration_since(clock::now()))
     }
 
-    /// Takes a sample of the job, if one is due.
     pub fn sample_if_due(&mut self, job: &Arc<Job>) {
         if self.next_sample().is_some_and(|left| left.is_zero()) {
             // Without its thread, which was reported, no sample is taken.

@@ -30,19 +30,15 @@ const VETO: i32 = 75;
 const LINES_MAX: usize = 200;
 /// Bytes of a line that are shown at once; the rest are further lines.
 const LINE_BYTES_MAX: usize = 1000;
-/// Bytes read at once.
 const READ_BYTES: usize = 4096;
 
-/// A hook that is to run.
 #[derive(Debug)]
 pub(crate) struct Call {
     pub occasion: Occasion,
     pub command: HookCommand,
     pub hook_group: Arc<HookGroup>,
-    /// Lines of its output that are heard.
     pub lines_max: usize,
     pub directory: PathBuf,
-    /// Facts for the hook's environment.
     pub facts: Vec<(&'static str, OsString)>,
 }
 
@@ -79,7 +75,6 @@ impl Call {
     }
 }
 
-/// Outcome of a hook.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Done,
@@ -92,7 +87,6 @@ pub(crate) enum Outcome {
 }
 
 impl Outcome {
-    /// The word for the history.
     pub fn as_str(&self) -> &'static str {
         match self {
             Self::Done => "done",
@@ -103,7 +97,6 @@ impl Outcome {
     }
 }
 
-/// The end of a hook.
 #[derive(Debug)]
 pub(crate) struct Ended {
     pub occasion: Occasion,

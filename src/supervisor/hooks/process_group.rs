@@ -14,7 +14,6 @@ use nix::unistd::Pid;
 
 use crate::sync::locked;
 
-/// The hold on one hook, which is started once.
 #[derive(Debug)]
 pub(crate) struct HookGroup(Mutex<State>);
 
@@ -97,6 +96,27 @@ impl HookGroup {
     /// The hook has ended by itself, or was not started; what it left behind may stay.
     pub fn let_go(&self) {
         *locked(&self.0) = State::Over;
+    }
+}
+
+/// The control over a snapshot's hook, which may have ended. Dropped with the run, it kills the hook: the snapshot that
+/// waits for it ends with the run.
+#[derive(Debug, Default)]
+pub(crate) struct HookHold(pub Option<Arc<HookGroup>>);
+
+impl HookHold {
+    pub fn shorten(&self, limit: Duration) {
+        if let Some(hook_group) = &self.0 {
+            hook_group.shorten(limit);
+        }
+    }
+}
+
+impl Drop for HookHold {
+    fn drop(&mut self) {
+        if self.0.as_ref().is_some_and(|hook_group| hook_group.kill()) {
+            tracing::warn!("hook before_snapshot is killed, as the run ends");
+        }
     }
 }
 

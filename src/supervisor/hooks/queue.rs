@@ -20,21 +20,18 @@ use crate::supervisor::notice::Notice;
 /// Limit on the hooks that wait for others: more than arise before the first is killed after its time.
 const WAITING_MAX: usize = 64;
 
-/// A fact for the hook's environment.
 type Fact = (&'static str, OsString);
 
-/// The hooks that were called.
 #[derive(Debug)]
 pub(crate) struct Hooks {
     context: Arc<RunContext>,
     inbox: Sender<Message>,
     queue: Option<SyncSender<Call>>,
     /// Number of hooks that were called and have not ended, waiting ones included.
-    running: u32,
+    pub running: u32,
 }
 
 impl Hooks {
-    /// Makes a queue that reports to the loop.
     pub fn new(context: Arc<RunContext>, inbox: Sender<Message>) -> Self {
         Self {
             context,
@@ -44,18 +41,14 @@ impl Hooks {
         }
     }
 
-    /// Returns the number of hooks that were called and have not ended.
-    pub fn running(&self) -> u32 {
-        self.running
-    }
-
-    /// Counts the end of a hook.
-    pub fn ended(&mut self) {
-        self.running = self.running.saturating_sub(1);
-    }
-
     /// Calls the hook of this notice of this run, if it has one.
     pub fn notice(&mut self, run: u64, notice: &Notice) {
+        // The snapshot's own thread runs the hook before it.
+        if let Notice::HookEnded(ended) = notice
+            && ended.occasion != Occasion::BeforeSnapshot
+        {
+            self.running = self.running.saturating_sub(1);
+        }
         let Some((occasion, facts)) = call_of(notice) else {
             return;
         };

@@ -9,7 +9,9 @@ use super::log_lines;
 use super::metrics::Metrics;
 use super::progress_line::{ProgressLine, report_computing};
 use super::run_phase::State;
+use super::run_status::Status;
 use super::systemd::SystemdNotifier;
+use crate::clock;
 use crate::config::Config;
 use crate::run::run_context::RunContext;
 use crate::run::run_state::RunState;
@@ -20,7 +22,6 @@ use crate::supervisor::notice::{Notice, Situation};
 use crate::supervisor::policy::schedule::Now as Moment;
 use crate::sync::locked;
 
-/// The observers of a run.
 #[derive(Debug)]
 pub(crate) struct Observers {
     context: Arc<RunContext>,
@@ -28,7 +29,6 @@ pub(crate) struct Observers {
     pub metrics: Metrics,
     pub systemd: SystemdNotifier,
     pub hooks: Hooks,
-    /// The progress line on the terminal.
     display: Option<ProgressLine>,
     /// The state, and the time of its begin.
     pub since: (State, Moment),
@@ -59,7 +59,6 @@ impl Observers {
         }
     }
 
-    /// Informs the observers of a notice of this run.
     pub fn notice(&mut self, run: u64, notice: &Notice) {
         log_lines::log(notice);
         match notice {
@@ -76,10 +75,35 @@ impl Observers {
         self.journal.notice(run, notice);
         self.systemd.notice(notice);
         self.hooks.notice(run, notice);
-        self.metrics.news();
+        self.metrics.news.notify_one();
     }
 
-    /// Shows the observers the present situation.
+    /// Adds the observers' part to the status of the run. Adds no disk usage: that takes its time.
+    pub fn status(&self, now: Moment, run: Status) -> Status {
+        let (account, clock) = (&self.journal.account, self.journal.elapsed());
+        let restored = account.comeback();
+        let (state, since) = self.since;
+        let since_seconds = now.monotonic.saturating_duration_since(since.monotonic);
+        Status {
+            state,
+            since: Some(clock::timestamp_of(since.unix_ms)),
+            since_seconds: Some(since_seconds.as_secs_f64()),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            store: self.context.store.path().to_owned(),
+            pid: Some(std::process::id()),
+            uptime_seconds: Some(clock),
+            restored: restored.map(|back| back.time),
+            restored_seconds: restored.map(|back| back.seconds(clock)),
+            restored_image: restored.map(|back| back.image.clone()),
+            snapshots: account.freezes().cloned().collect(),
+            failed_in_a_row: account.failed_in_a_row(),
+            work_at_risk_seconds: Some(account.at_risk(clock)),
+            progress: self.context.ongoing.now(),
+            summary: account.summary(clock),
+            ..run
+        }
+    }
+
     pub fn observe(&mut self, situation: &Situation, now: Moment) {
         if situation.state != self.since.0 {
             self.since = (situation.state, now);

@@ -19,7 +19,7 @@ use crate::supervisor::policy::restart::ExitStatus;
 pub(crate) struct Journal {
     /// Each with whether it was told that it cannot be written.
     logs: Vec<(Log, bool)>,
-    account: Account,
+    pub account: Account,
     crash_progress: CrashProgress,
     /// Time at which the supervisor began, shifted by the time that it was stopped.
     begun: Instant,
@@ -39,11 +39,6 @@ impl Journal {
             crash_progress: CrashProgress::default(),
             begun: clock::now(),
         }
-    }
-
-    /// The account so far.
-    pub fn account(&self) -> &Account {
-        &self.account
     }
 
     /// Seconds since the supervisor was opened, without those that it was stopped.
@@ -80,7 +75,7 @@ impl Journal {
                 pid: std::process::id(),
                 command: command.clone(),
             },
-            Notice::Started { pid, .. } => Event::Started { pid: *pid },
+            Notice::Started(pid) => Event::Started { pid: *pid },
             Notice::SnapshotBegan(trigger) => Event::SnapshotBegan {
                 trigger: trigger.as_str().to_owned(),
             },
@@ -96,10 +91,10 @@ impl Journal {
                 stored_bytes: done.stored_bytes,
                 phases: phases(&done.facts.phases),
             },
-            Notice::SnapshotFailed(failure) => Event::SnapshotFailed {
-                kind: failure.kind.to_owned(),
-                reason: failure.reason.clone(),
-                job_goes_on: match failure.then {
+            Notice::SnapshotFailed { kind, reason, then } => Event::SnapshotFailed {
+                kind: (*kind).to_owned(),
+                reason: reason.clone(),
+                job_goes_on: match then {
                     AfterSnapshotFailure::Ended | AfterSnapshotFailure::Killed => false,
                     AfterSnapshotFailure::Vetoed | AfterSnapshotFailure::Continues { .. } => true,
                 },

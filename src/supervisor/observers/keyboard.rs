@@ -8,7 +8,7 @@
 
 use std::time::Duration;
 
-use nix::sys::signal::{Signal as Number, kill};
+use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, getpgrp, getpid};
 use procfs::process::Process;
 use tokio::sync::mpsc::Sender;
@@ -49,7 +49,6 @@ impl Keyboard {
         }
     }
 
-    /// Time until it is worth another look.
     pub fn next_look(&self) -> Option<Duration> {
         self.wanted.then_some(LOOK_INTERVAL)
     }
@@ -59,14 +58,12 @@ impl Keyboard {
         self.doubtful = true;
     }
 
-    /// Gives the terminal its own modes.
     pub fn give_back(&mut self) {
         if let Some(terminal) = &mut self.terminal {
             terminal.give_back();
         }
     }
 
-    /// Returns true if stdin is a terminal.
     pub fn is_attached(&self) -> bool {
         self.terminal.is_some()
     }
@@ -93,10 +90,10 @@ impl Keyboard {
 /// Sends SIGTSTP to the caller's process group, as a terminal would at Ctrl-Z. It arrives here as a signal, which stops
 /// the job. Without a process that continues this one, nothing happens.
 pub(crate) fn suspend_group() {
-    if is_ignored(Number::SIGTSTP) || !somebody_continues_us() {
+    if is_ignored(Signal::SIGTSTP) || !somebody_continues_us() {
         tracing::debug!("not stopped: nobody could let us go on");
     } else {
-        let _ = kill(Pid::from_raw(0), Number::SIGTSTP); // the group is our own
+        let _ = kill(Pid::from_raw(0), Signal::SIGTSTP); // the group is our own
     }
 }
 

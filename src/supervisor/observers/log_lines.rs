@@ -6,30 +6,25 @@ use std::time::Duration;
 use crate::config::{HangAction, Occasion};
 use crate::restore::restore_image::Restored;
 use crate::run::format::{seconds, size};
+use crate::run::image_facts::Phase;
 use crate::snapshot::take_snapshot::Snapshotted;
 use crate::store::ImageId;
 use crate::supervisor::hooks::hook_command::{Ended, Outcome};
-use crate::supervisor::notice::{
-    AfterFailure, AfterSnapshotFailure, Newest, Notice, SnapshotFailure,
-};
+use crate::supervisor::notice::{AfterFailure, AfterSnapshotFailure, Notice};
 use crate::supervisor::policy::interval;
 
 /// Limit on the cut files that are named, a line each, after a restore.
 const CUT_NAMED_MAX: usize = 5;
 
-/// Logs a notice.
 pub(super) fn log(notice: &Notice) {
     match notice {
-        Notice::Started { store, command, .. } => {
-            tracing::info!(store = %store.display(), command = %command, "job started");
-        }
         Notice::Interval(chosen) => {
             let every = interval::rough(chosen.interval);
             tracing::info!("interval auto: a snapshot every {every}: {chosen}");
         }
         Notice::TooDear(text) => tracing::warn!("{text}"),
         Notice::Snapshot(done) => snapshot(done),
-        Notice::SnapshotFailed(failure) => snapshot_failed(failure),
+        Notice::SnapshotFailed { kind, reason, then } => snapshot_failed(kind, reason, *then),
         Notice::SentTerm => tracing::info!("sending SIGTERM to the job"),
         Notice::Paused(_) => tracing::info!(
             "paused: the job stands still, its GPUs are free; `ckpt-run unpause` lets it go on"
@@ -128,12 +123,6 @@ fn log_attempt(notice: &Notice) {
 }
 
 fn snapshot(done: &Snapshotted) {
-    let phases: Vec<String> = done
-        .facts
-        .phases
-        .iter()
-        .map(|phase| format!("{} {:.3}", phase.name, phase.seconds))
-        .collect();
     tracing::info!(
         image = %done.id,
         trigger = done.facts.trigger.as_str(),
@@ -141,13 +130,12 @@ fn snapshot(done: &Snapshotted) {
         durable = %seconds(done.total),
         raw = %size(done.raw_bytes),
         stored = %size(done.stored_bytes),
-        phases = %phases.join(", "),
+        phases = %in_words(&done.facts.phases),
         "snapshot"
     );
 }
 
-fn snapshot_failed(failure: &SnapshotFailure) {
-    let SnapshotFailure { kind, reason, then } = failure;
+fn snapshot_failed(kind: &str, reason: &str, then: AfterSnapshotFailure) {
     match then {
         AfterSnapshotFailure::Ended => {
             tracing::info!("snapshot called off: the job ended during it");
@@ -165,15 +153,15 @@ fn snapshot_failed(failure: &SnapshotFailure) {
     }
 }
 
-fn stops_unsaved(why: &str, newest: &Newest) {
+fn stops_unsaved(why: &str, newest: &Result<Option<ImageId>, String>) {
     match newest {
-        Newest::Image(id) => {
+        Ok(Some(id)) => {
             tracing::warn!(image = %id, "stopping without a new image ({why}); the run goes on from the newest one");
         }
-        Newest::None => {
+        Ok(None) => {
             tracing::warn!("stopping without an image ({why}); the run begins anew");
         }
-        Newest::Unknown(reason) => tracing::warn!(
+        Err(reason) => tracing::warn!(
             "stopping without a new image ({why}), and those that there are cannot be looked for: {reason}"
         ),
     }
@@ -204,12 +192,13 @@ fn report_restored(id: ImageId, restored: &Restored) {
             "stdin goes on with what comes next: what the job may have read since the snapshot it does not read again"
         );
     }
-    let phases: Vec<String> = restored
-        .phases
-        .iter()
-        .map(|phase| format!("{} {:.3}", phase.name, phase.seconds))
-        .collect();
-    tracing::info!(image = %id, took = %seconds(restored.total), phases = %phases.join(", "), "restored");
+    let (took, phases) = (seconds(restored.total), in_words(&restored.phases));
+    tracing::info!(image = %id, %took, %phases, "restored");
+}
+
+fn in_words(phases: &[Phase]) -> String {
+    let words = |phase: &Phase| format!("{} {:.3}", phase.name, phase.seconds);
+    phases.iter().map(words).collect::<Vec<_>>().join(", ")
 }
 
 /// Logs how a hook ended, if not well. `limit`: `hooks.timeout`.

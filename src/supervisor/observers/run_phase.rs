@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::run::run_state::Progress;
+
 /// Phase of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -53,24 +55,23 @@ impl State {
         Self::None,
     ];
 
+    /// Returns the phase of a run whose supervisor has ended.
+    pub(crate) fn at_end(progress: Progress) -> Self {
+        match progress {
+            Progress::Running => Self::Error,
+            Progress::Saved => Self::Saved,
+            Progress::Finished => Self::Finished,
+            Progress::Failed { .. } => Self::Failed,
+        }
+    }
+
     /// Returns true if a supervisor runs.
     #[must_use]
     pub fn is_supervised(self) -> bool {
-        match self {
-            Self::Starting
-            | Self::Running
-            | Self::Snapshotting
-            | Self::Paused
-            | Self::Restoring
-            | Self::Waiting
-            | Self::Ending => true,
-            Self::Finished
-            | Self::Saved
-            | Self::Failed
-            | Self::Killed
-            | Self::Error
-            | Self::None => false,
-        }
+        !matches!(
+            self,
+            Self::Finished | Self::Saved | Self::Failed | Self::Killed | Self::Error | Self::None
+        )
     }
 
     /// The word, as in JSON.

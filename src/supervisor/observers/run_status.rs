@@ -6,19 +6,16 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
-use super::journal::{Journal, host_pid};
+use super::run_phase::State;
 use crate::clock;
 use crate::history::{self, Account, Freeze, Summary};
 use crate::path_text;
 use crate::run::machine;
-use crate::run::progress::{Ongoing, WorkProgress};
+use crate::run::progress::WorkProgress;
 use crate::run::run_state::{Progress, RunState, RunStateError};
-use crate::sandbox::{JobPids, Sandbox};
 use crate::store::Usage;
 use crate::store::usage;
 use crate::supervisor::policy::schedule::Now as Moment;
-
-pub use crate::supervisor::observers::run_phase::State;
 
 /// Limit on the shown command line: enough to recognize it.
 const COMMAND_BYTES_MAX: usize = 4096;
@@ -84,94 +81,11 @@ pub struct Status {
     pub exit_code: Option<u8>,
 }
 
-/// Why the status of a store without a supervisor cannot be told.
-#[derive(Debug, thiserror::Error)]
-pub enum StatusError {
-    /// The store's state of the run cannot be read.
-    #[error(transparent)]
-    State(#[from] RunStateError),
-}
-
 impl Status {
     /// The newest snapshot that the log knows of.
     #[must_use]
     pub fn last_snapshot(&self) -> Option<&Freeze> {
         self.snapshots.last()
-    }
-}
-
-/// Facts of a supervised run for its status.
-pub(crate) struct RunFacts<'a> {
-    pub now: Moment,
-    /// The state, and the time of its begin.
-    pub since: (State, Moment),
-    pub journal: &'a Journal,
-    pub state: &'a RunState,
-    pub forecast: Forecast,
-    /// The sandbox of the running job, and its first pids.
-    pub job: Option<(&'a Sandbox, JobPids)>,
-    pub store: &'a Path,
-    pub ongoing: &'a Ongoing,
-}
-
-/// The next events of a run, as far as they are known.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Forecast {
-    pub next_snapshot: Option<Duration>,
-    pub interval: Option<Duration>,
-    pub next_restart: Option<Duration>,
-    pub restarts_used: u32,
-    /// `None` if there is no limit.
-    pub restarts_left: Option<u32>,
-}
-
-impl Status {
-    /// Makes the status of a supervised run, without the disk usage.
-    pub(crate) fn of(facts: &RunFacts<'_>) -> Self {
-        let RunFacts {
-            now,
-            since: (state, since),
-            journal,
-            forecast,
-            store,
-            ..
-        } = *facts;
-        let (account, clock) = (journal.account(), journal.elapsed());
-        let comeback = account.comeback();
-        let seconds = |time: Duration| time.as_secs_f64();
-        Self {
-            state,
-            since: Some(clock::timestamp_of(since.unix_ms)),
-            since_seconds: Some(seconds(
-                now.monotonic.saturating_duration_since(since.monotonic),
-            )),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            store: store.to_owned(),
-            pid: Some(std::process::id()),
-            uptime_seconds: Some(clock),
-            restored: comeback.map(|back| back.time),
-            restored_seconds: comeback.map(|back| back.seconds(clock)),
-            restored_image: comeback.map(|back| back.image.clone()),
-            job_pid: facts
-                .job
-                .and_then(|(sandbox, pids)| host_pid(sandbox, pids)),
-            command: beginning(&facts.state.command.shown()),
-            run: Some(facts.state.started_unix_ms),
-            next_snapshot: forecast.next_snapshot.and_then(|wait| after(now, wait)),
-            next_snapshot_seconds: forecast.next_snapshot.map(seconds),
-            interval_seconds: forecast.interval.map(seconds),
-            next_restart_seconds: forecast.next_restart.map(seconds),
-            snapshots: account.freezes().cloned().collect(),
-            failed_in_a_row: account.failed_in_a_row(),
-            work_at_risk_seconds: Some(account.at_risk(clock)),
-            restarts_used: Some(forecast.restarts_used),
-            restarts_left: forecast.restarts_left,
-            usage: None,
-            free_bytes: None,
-            progress: facts.ongoing.now(),
-            summary: account.summary(clock),
-            exit_code: None,
-        }
     }
 
     /// Adds the disk usage, which takes a look at every file of the store.
@@ -182,30 +96,13 @@ impl Status {
             ..self
         }
     }
-
-    /// Makes the status of a run at its end.
-    pub(crate) fn at_end(facts: &RunFacts<'_>, code: u8) -> Self {
-        let state = match facts.state.progress {
-            Progress::Running => State::Error,
-            Progress::Saved => State::Saved,
-            Progress::Finished => State::Finished,
-            Progress::Failed { .. } => State::Failed,
-        };
-        Self {
-            state,
-            exit_code: Some(code),
-            work_at_risk_seconds: None,
-            next_snapshot: None,
-            ..Self::of(facts).measured()
-        }
-    }
 }
 
 /// Returns the status from a store whose supervisor does not run.
 ///
 /// # Errors
 /// When the run's state cannot be read.
-pub fn status_of_store(store: &Path) -> Result<Status, StatusError> {
+pub fn status_of_store(store: &Path) -> Result<Status, RunStateError> {
     let nothing = Status {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         store: store.to_owned(),
@@ -221,11 +118,8 @@ pub fn status_of_store(store: &Path) -> Result<Status, StatusError> {
     let ended = account.ended();
     Ok(Status {
         state: match state.progress {
-            Progress::Running if ended.is_some() => State::Error,
-            Progress::Running => State::Killed,
-            Progress::Saved => State::Saved,
-            Progress::Finished => State::Finished,
-            Progress::Failed { .. } => State::Failed,
+            Progress::Running if ended.is_none() => State::Killed,
+            progress => State::at_end(progress),
         },
         since: ended.map(|(_, _, time)| time),
         command: beginning(&state.command.shown()),
@@ -238,13 +132,14 @@ pub fn status_of_store(store: &Path) -> Result<Status, StatusError> {
     })
 }
 
-fn after(now: Moment, wait: Duration) -> Option<Timestamp> {
+/// Returns the time at which this wait is over.
+pub(crate) fn after(now: Moment, wait: Duration) -> Option<Timestamp> {
     let wait = SignedDuration::try_from(wait).ok()?;
     clock::timestamp_of(now.unix_ms).checked_add(wait).ok()
 }
 
-/// Returns as many words as fit.
-fn beginning(command: &[String]) -> Vec<String> {
+/// Returns as many words of a command line as a status has.
+pub(crate) fn beginning(command: &[String]) -> Vec<String> {
     let mut left = COMMAND_BYTES_MAX;
     let fits = |word: &&String| {
         let fits = word.len() <= left;

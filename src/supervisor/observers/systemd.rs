@@ -15,10 +15,8 @@ use crate::supervisor::notice::{Notice, Situation};
 const EXTEND_PERIOD: Duration = Duration::from_secs(10);
 const EXTENSION: Duration = Duration::from_secs(60);
 
-/// The conversation.
 #[derive(Debug)]
 pub(crate) struct SystemdNotifier {
-    /// Somebody listens.
     on: bool,
     /// Time between two signs of life.
     watchdog: Option<Duration>,
@@ -31,7 +29,6 @@ pub(crate) struct SystemdNotifier {
 }
 
 impl SystemdNotifier {
-    /// Reads the environment.
     pub fn new() -> Self {
         let on = std::env::var_os("NOTIFY_SOCKET").is_some_and(|socket| !socket.is_empty());
         let watchdog = sd_notify::watchdog_enabled().filter(|limit| !limit.is_zero());
@@ -64,14 +61,6 @@ impl SystemdNotifier {
         let sign = self.watchdog.map(|_| self.next_sign);
         let due = sign.into_iter().chain(self.next_extension).min()?;
         Some(due.saturating_duration_since(clock::now()))
-    }
-
-    fn say(states: &[NotifyState<'_>]) {
-        if !states.is_empty()
-            && let Err(error) = sd_notify::notify(states)
-        {
-            tracing::debug!(%error, "systemd could not be told");
-        }
     }
 
     /// Sends what has changed, and what is due.
@@ -108,6 +97,10 @@ impl SystemdNotifier {
             self.status = status;
             states.push(NotifyState::Status(&self.status));
         }
-        Self::say(&states);
+        if !states.is_empty()
+            && let Err(error) = sd_notify::notify(&states)
+        {
+            tracing::debug!(%error, "cannot notify systemd");
+        }
     }
 }

@@ -10,7 +10,6 @@ pub(crate) struct ComputeClock {
 }
 
 impl ComputeClock {
-    /// Starts or stops the clock at `now`.
     pub fn set(&mut self, computes: bool, now: Instant) {
         if let Some(since) = self.since.take() {
             self.total += now.saturating_duration_since(since);
@@ -25,7 +24,6 @@ impl ComputeClock {
         }
     }
 
-    /// The sum until `now`.
     pub fn total(&self, now: Instant) -> Duration {
         let running = self
             .since

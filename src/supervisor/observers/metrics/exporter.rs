@@ -33,18 +33,23 @@ const WRITE_INTERVAL: Duration = Duration::from_secs(15);
 /// The shortest: a burst of events is one write.
 const WRITE_PAUSE: Duration = Duration::from_millis(200);
 
-/// Destinations of the metrics.
 #[derive(Debug, Default)]
 pub(crate) struct Metrics {
     file: Option<Arc<TextFile>>,
-    news: Arc<Notify>,
+    /// Notified when something happened.
+    pub news: Arc<Notify>,
 }
 
 impl Metrics {
     /// Begins to tell. Must be called inside the runtime.
     pub fn start(settings: &config::Metrics, inbox: &Sender<Message>) -> Self {
+        let hosts = if settings.allow_remote {
+            Hosts::Any
+        } else {
+            Hosts::ThisMachine
+        };
         if let Some(address) = settings.listen
-            && let Err(error) = super::http::listen(address, hosts(settings), inbox.clone())
+            && let Err(error) = super::http::listen(address, hosts, inbox.clone())
         {
             tracing::warn!(%address, "no metrics there (metrics.listen): {error}");
         }
@@ -60,24 +65,11 @@ impl Metrics {
         metrics
     }
 
-    /// Something happened.
-    pub fn news(&self) {
-        self.news.notify_one();
-    }
-
     /// The run has ended so: the last figures.
     pub fn end(&self, status: &Status) {
         if let Some(file) = &self.file {
             file.write(status, true);
         }
-    }
-}
-
-fn hosts(settings: &config::Metrics) -> Hosts {
-    if settings.allow_remote {
-        Hosts::Any
-    } else {
-        Hosts::ThisMachine
     }
 }
 
@@ -92,7 +84,6 @@ async fn keep_written(file: Arc<TextFile>, news: Arc<Notify>, inbox: Sender<Mess
     }
 }
 
-/// A file that is replaced as a whole.
 #[derive(Debug)]
 pub(super) struct TextFile {
     path: PathBuf,

@@ -111,7 +111,6 @@ fn is_whole(head: &[u8]) -> bool {
     head.windows(4).any(|four| four == b"\r\n\r\n") || head.windows(2).any(|two| two == b"\n\n")
 }
 
-/// Kind of request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Request {
     Metrics,

@@ -33,7 +33,6 @@ const NOTICEABLE: f64 = 0.2;
 /// Factor over the wanted overhead from which on a warning is logged: less is within the error of measurement.
 const TOO_MUCH: f64 = 1.1;
 
-/// Settings of the arithmetic.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rules {
     /// Assumed computing time between two failures.
@@ -51,7 +50,6 @@ impl From<&Snapshot> for Rules {
     }
 }
 
-/// Cost of one snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cost {
     /// The job stood still.
@@ -93,18 +91,13 @@ impl Cost {
 pub struct Seen {
     /// The mean cost of its snapshots; `None` before the first.
     pub cost: Option<Cost>,
-    /// Computing time so far.
     pub computed: Duration,
-    /// Number of failures.
     pub failures: u64,
 }
 
-/// The rule that decided.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reason {
-    /// The optimum.
     Optimum,
-    /// `snapshot.max_overhead`.
     Overhead,
     /// Images take so long to become durable.
     Writing,
@@ -115,7 +108,6 @@ pub enum Reason {
 }
 
 impl Reason {
-    /// The word.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -128,18 +120,13 @@ impl Reason {
     }
 }
 
-/// An interval and its arithmetic.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Chosen {
     /// Time from the end of a snapshot to the next.
     pub interval: Duration,
-    /// The rule that decided.
     pub reason: Reason,
-    /// C.
     pub cost: Duration,
-    /// True if C was measured.
     pub measured: bool,
-    /// M.
     pub mtbf: Duration,
     /// T, before the bounds.
     pub optimum: Duration,
@@ -171,7 +158,6 @@ impl Chosen {
     }
 }
 
-/// The arithmetic, in words.
 impl fmt::Display for Chosen {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let measured = if self.measured { "" } else { " (assumed)" };
@@ -192,7 +178,6 @@ impl fmt::Display for Chosen {
     }
 }
 
-/// Chooses the interval.
 #[must_use]
 pub fn choose(rules: Rules, seen: Seen) -> Chosen {
     let cost = seen.cost.map_or(COST_ASSUMED, Cost::total);
@@ -230,14 +215,12 @@ pub fn choose(rules: Rules, seen: Seen) -> Chosen {
     }
 }
 
-/// M.
 fn mean_time(assumed: Duration, computed: Duration, failures: u64) -> Duration {
     #[expect(clippy::cast_precision_loss, reason = "exact below 2^53")]
     let failures = failures as f64;
     from_seconds((assumed.as_secs_f64() + computed.as_secs_f64()) / (1.0 + failures))
 }
 
-/// T.
 fn optimum(cost: Duration, mtbf: Duration) -> Duration {
     let (c, m) = (cost.as_secs_f64(), mtbf.as_secs_f64());
     if c >= 2.0 * m {

@@ -41,7 +41,6 @@ pub struct Budget {
 /// The images that a crashed job can be restored from, in numbers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Images {
-    /// All of them.
     pub all: usize,
     /// Those older than the image that the job was last restored from; all of them if it was not restored.
     pub older: usize,
@@ -60,7 +59,6 @@ impl Budget {
         }
     }
 
-    /// Notes that the job has made an image.
     pub fn image_taken(&mut self) {
         self.new_image = true;
     }
@@ -70,7 +68,6 @@ impl Budget {
         self.new_image = false;
     }
 
-    /// Counts a restart that is carried out.
     pub fn restarted(&mut self) {
         self.restarts = self.restarts.saturating_add(1);
     }
@@ -81,12 +78,9 @@ impl Budget {
     }
 }
 
-/// The next step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Decision {
-    /// The job has done its work.
     Finished {
-        /// The code to exit with.
         code: u8,
     },
     /// Wait, then restore the newest available image but `skip_newest`, or where that
@@ -94,19 +88,16 @@ pub enum Decision {
     Restore {
         /// Less than the number of available images.
         skip_newest: usize,
-        /// Wait before it.
         delay: Duration,
     },
     /// Wait, then start the job from the beginning.
     StartAnew {
-        /// Wait before it.
         delay: Duration,
     },
     /// Leave the images as they are and exit.
     GiveUp {
         /// The code to exit with: the job's own.
         code: u8,
-        /// Why.
         reason: Reason,
     },
 }
@@ -260,7 +251,6 @@ const HOOK_SHARE: u32 = 4;
 /// A requested end of the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stopping {
-    /// No.
     No,
     /// SIGINT and the like went to the job, at this time: its end within the grace period is no crash.
     ByTheJob(Instant),

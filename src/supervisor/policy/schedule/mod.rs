@@ -39,10 +39,8 @@ const PAUSE_MAX: Duration = Duration::from_secs(3600);
 /// Pause after the first failure of a cron schedule: its finest step without seconds.
 const CRON_PAUSE: Duration = Duration::from_secs(60);
 
-/// A moment on both clocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Now {
-    /// The monotonic clock.
     pub monotonic: Instant,
     /// The wall clock, milliseconds since 1970 UTC.
     pub unix_ms: u64,
@@ -52,7 +50,6 @@ pub struct Now {
 /// moment from which the job has been running.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Snapshotted {
-    /// Time of its begin.
     pub begun: Now,
     /// Time of its end, when the job computed again.
     pub ended: Now,
@@ -84,10 +81,8 @@ impl Snapshotted {
     }
 }
 
-/// The rule for scheduled snapshots.
 #[derive(Debug, Clone)]
 pub enum Schedule {
-    /// Never.
     Never,
     /// This long after the end of the last one.
     Every(Duration),
@@ -95,7 +90,6 @@ pub enum Schedule {
     Cron(Box<LocalTimes>),
 }
 
-/// A cron expression in a time zone.
 #[derive(Debug, Clone)]
 pub struct LocalTimes {
     expression: CronExpression,
