@@ -274,7 +274,8 @@ impl Watcher {
     }
 
     fn mark(&mut self, socket: &UnixStream, log: &mut Log) -> io::Result<()> {
-        let Some((image, mark)) = asked(socket)? else {
+        let Some((image, mark)) = asked(socket) else {
+            wait_for_end();
             return Ok(());
         };
         self.drain(log)?;
@@ -286,7 +287,10 @@ impl Watcher {
             self.earlier.clear();
             self.since_ns = clock::unix_ns() - TICK_NS;
         }
-        (&*socket).write_all(&[DONE])
+        if (&*socket).write_all(&[DONE]).is_err() {
+            wait_for_end();
+        }
+        Ok(())
     }
 
     fn take(&mut self, batch: Batch, log: &mut Log) {
@@ -396,27 +400,32 @@ fn names_in(folder: &Path) -> Vec<OsString> {
 }
 
 /// Returns the image of a requested mark; `None` if the supervisor has exited.
-fn asked(socket: &UnixStream) -> io::Result<Option<(u64, Mark)>> {
+fn asked(mut socket: &UnixStream) -> Option<(u64, Mark)> {
     let mut request = [0; MARK_BYTES];
-    match (&*socket).read_exact(&mut request) {
-        Ok(()) => {
-            let [mark, image @ ..] = request;
-            let mark = match mark {
-                0 => Mark::Prepared,
-                _ => Mark::Frozen,
-            };
-            Ok(Some((u64::from_le_bytes(image), mark)))
-        }
-        // The sandbox ends too, which closes standard input.
-        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
-            wait_for_end();
-            Ok(None)
-        }
-        Err(error) => Err(error),
-    }
+    // A supervisor that was killed with an unread answer causes an error instead of an end.
+    socket.read_exact(&mut request).ok()?;
+    let [mark, image @ ..] = request;
+    let mark = match mark {
+        0 => Mark::Prepared,
+        _ => Mark::Frozen,
+    };
+    Some((u64::from_le_bytes(image), mark))
 }
 
-/// Waits until standard input ends.
+/// Waits until standard input ends, after the supervisor has: pid 1 ends the job and then closes it.
 fn wait_for_end() {
     let _ = io::copy(&mut io::stdin(), &mut io::sink());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_supervisor_that_was_killed_before_it_read_an_answer_has_exited() {
+        let (socket, supervisor) = UnixStream::pair().unwrap();
+        (&socket).write_all(&[DONE]).unwrap();
+        drop(supervisor);
+        assert!(asked(&socket).is_none());
+    }
 }

@@ -158,14 +158,15 @@ fn attempt(
     if afterwards != Afterwards::Stop {
         // A job that is about to be stopped only waits for its image.
         writer.limit_stalls(context.config.snapshot.timeout / STALL_SHARE);
+        // While the job computes, all threads compress.
+        writer.spare_workers(cores());
     }
-    let beforehand = match afterwards {
-        Afterwards::Continue | Afterwards::Pause => {
-            // While the job computes, all threads compress.
-            writer.spare_workers(cores());
-            Beforehand::copy(context, &writer, &open)?
-        }
-        Afterwards::Stop => Beforehand::nothing(&writer)?,
+    // A job that watches files would receive events of the copying, and could not be frozen before it has read them.
+    let beforehand = if afterwards == Afterwards::Stop || open.iter().any(Descriptors::watch_files)
+    {
+        Beforehand::nothing(&writer)?
+    } else {
+        Beforehand::copy(context, &writer, &open)?
     };
     drop(open);
     writer.spare_workers(cores().saturating_sub(FREEZE_CORES));

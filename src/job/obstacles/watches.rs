@@ -25,14 +25,24 @@ const KINDS: [&str; 2] = ["inotify", "fanotify"];
 /// Largest size of a handle (`MAX_HANDLE_SZ`).
 const HANDLE_BYTES_MAX: usize = 128;
 
+impl Descriptors {
+    /// Returns true if the process watches files: it may receive events of other programs that read them.
+    pub(crate) fn watch_files(&self) -> bool {
+        self.watching().next().is_some()
+    }
+
+    fn watching(&self) -> impl Iterator<Item = &Descriptor> {
+        let all = self.all.iter();
+        all.filter(|one| KINDS.iter().any(|kind| one.is_kernels(kind)))
+    }
+}
+
 /// Searches for the first watch that a restore would lose in part.
 pub(super) fn find(open: &[Descriptors]) -> Option<Obstacle> {
-    open.iter().find_map(|Descriptors { process, all }| {
-        let mut watching = all
-            .iter()
-            .filter(|one| KINDS.iter().any(|kind| one.is_kernels(kind)));
-        let finding = watching.find_map(|one| lost(process.host_pid, one))?;
-        Some(Obstacle::of(process, finding))
+    open.iter().find_map(|of| {
+        let mut watching = of.watching();
+        let finding = watching.find_map(|one| lost(of.process.host_pid, one))?;
+        Some(Obstacle::of(&of.process, finding))
     })
 }
 

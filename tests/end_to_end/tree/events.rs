@@ -108,6 +108,21 @@ for i in steps():
     );
 }
 
+#[apply(as_root)]
+fn a_snapshot_copies_watched_files_without_an_event() {
+    survives(
+        r#"
+os.mkdir("watched")
+open("watched/closed", "w").write("text")
+fd = check(libc.inotify_init1(os.O_NONBLOCK))
+check(libc.inotify_add_watch(fd, b"watched", 0xfff))  # IN_ALL_EVENTS
+check(libc.inotify_add_watch(fd, b"watched/closed", 0xfff))
+for i in steps(): pass
+note(select.select([fd], [], [], 0)[0])
+"#,
+    );
+}
+
 #[apply(as_root_and_user)]
 fn a_pseudo_terminal_with_its_shell_survives() {
     survives(
