@@ -1,5 +1,5 @@
 //! Compiles the libraries that the program carries, with the compiler and for the target of the build: the CRIU plugin
-//! (`src/plugin`) and the agent that a job preloads (`src/agent`).
+//! (`src/plugin`), and the agent and the witness that a job preloads (`src/agent`, `src/witness`).
 //!
 //! Cargo does not build them, because it cannot hand a shared library of one package to another. The packages in
 //! `packages/` exist only for rustfmt, clippy, rustdoc and rust-analyzer. The libraries link nothing but `core` and are
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 /// Folders in `src`, which are also the names of the libraries.
-const LIBRARIES: [&str; 2] = ["plugin", "agent"];
+const LIBRARIES: [&str; 3] = ["plugin", "agent", "witness"];
 
 fn main() -> ExitCode {
     for name in LIBRARIES {

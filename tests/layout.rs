@@ -49,12 +49,13 @@ const FLOORS: [&[&str]; 12] = [
         "sync",
         "telemetry",
         "trust",
+        "witness",
     ],
     &["path_text", "printable"],
 ];
 
 /// Folders of separate crates, which `build.rs` compiles.
-const OTHER_CRATES: [&str; 2] = ["agent", "plugin"];
+const OTHER_CRATES: [&str; 3] = ["agent", "plugin", "witness"];
 
 /// Maximum number of source files in a folder, without `mod.rs`.
 const FILES_MAX: usize = 20;

@@ -1,6 +1,6 @@
 //! Test of the package that `cargo package` creates: it must contain everything that the build needs.
 //!
-//! The library and the programs include files by macros, and `build.rs` compiles two folders of `src`; cargo knows of
+//! The library and the programs include files by macros, and `build.rs` compiles three folders of `src`; cargo knows of
 //! neither. Therefore the test compiles the package itself.
 
 use std::fs::{self, File};

@@ -1,4 +1,4 @@
-//! Installation of the agent's library for a job: a file, and two environment variables.
+//! Installation of the libraries that a job preloads: a file, and environment variables.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -14,23 +14,46 @@ use serde::{Deserialize, Serialize};
 use super::wire::{TOKEN_LEN, TOKEN_VARIABLE};
 use crate::clock;
 
-/// Library compiled by `build.rs`.
-const LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/ckpt-run-agent.so"));
 /// Variable of the dynamic loader for libraries to load before a program's own.
 pub const PRELOAD_VARIABLE: &str = "LD_PRELOAD";
-/// Prefix of the library's file name.
+/// Prefix of the agent's file name.
 pub const LIBRARY_PREFIX: &str = "ckpt-run-agent-";
 /// Mode that allows reading and execution for all: the job may run as another user.
 const MODE: u32 = 0o755;
 /// Characters that `LD_PRELOAD` treats as separators or expands: the path must not contain them.
 const SEPARATORS: &[u8] = b" :$";
 
-/// Writes the library into a folder that the job's user can access, under a name that contains its hash; an existing
+/// Library compiled by `build.rs`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Library {
+    /// Keeps the job's memory on the GPU (`src/agent`).
+    Agent,
+    /// Reports the files that the job changes (`src/witness`).
+    Witness,
+}
+
+impl Library {
+    const fn bytes(self) -> &'static [u8] {
+        match self {
+            Self::Agent => include_bytes!(concat!(env!("OUT_DIR"), "/ckpt-run-agent.so")),
+            Self::Witness => include_bytes!(concat!(env!("OUT_DIR"), "/ckpt-run-witness.so")),
+        }
+    }
+
+    const fn prefix(self) -> &'static str {
+        match self {
+            Self::Agent => LIBRARY_PREFIX,
+            Self::Witness => "ckpt-run-witness-",
+        }
+    }
+}
+
+/// Writes a library into a folder that the job's user can access, under a name that contains its hash; an existing
 /// correct file is left unchanged. Returns the path to preload.
 ///
 /// # Errors
 /// The library cannot be written, or the folder's path has a character that is not allowed in `LD_PRELOAD`.
-pub fn install(folder: &Path) -> io::Result<PathBuf> {
+pub fn install(library: Library, folder: &Path) -> io::Result<PathBuf> {
     let folder = folder.canonicalize()?;
     let bytes = folder.as_os_str().as_bytes();
     if bytes.iter().any(|byte| SEPARATORS.contains(byte)) {
@@ -41,11 +64,11 @@ pub fn install(folder: &Path) -> io::Result<PathBuf> {
         );
         return Err(io::Error::new(io::ErrorKind::InvalidInput, reason));
     }
-    let hash = blake3::hash(LIBRARY).to_hex();
-    let path = folder.join(format!("{LIBRARY_PREFIX}{}.so", &hash[..16]));
-    if !is_right(&path) {
+    let hash = blake3::hash(library.bytes()).to_hex();
+    let path = folder.join(format!("{}{}.so", library.prefix(), &hash[..16]));
+    if !is_right(&path, library) {
         let mut file = tempfile::NamedTempFile::new_in(&folder)?;
-        file.write_all(LIBRARY)?;
+        file.write_all(library.bytes())?;
         file.as_file()
             .set_permissions(Permissions::from_mode(MODE))?;
         file.as_file().sync_all()?;
@@ -54,29 +77,35 @@ pub fn install(folder: &Path) -> io::Result<PathBuf> {
     Ok(path)
 }
 
-fn is_right(path: &Path) -> bool {
+fn is_right(path: &Path, library: Library) -> bool {
     let Ok(metadata) = fs::symlink_metadata(path) else {
         return false;
     };
     metadata.is_file()
         && metadata.mode() & 0o7777 == MODE
-        && metadata.len() == LIBRARY.len() as u64
-        && fs::read(path).is_ok_and(|bytes| bytes == LIBRARY)
+        && metadata.len() == library.bytes().len() as u64
+        && fs::read(path).is_ok_and(|bytes| bytes == library.bytes())
 }
 
-/// Returns the environment variables that a job needs for the agent at `path`. Libraries that the job preloads itself
-/// follow it.
+/// Returns the value of [`PRELOAD_VARIABLE`] for a library. Libraries that the job preloads already follow it.
+#[must_use]
+pub fn preload_before(path: &Path, existing: Option<&OsStr>) -> OsString {
+    let mut preload = path.as_os_str().to_owned();
+    if let Some(existing) = existing.filter(|existing| !existing.is_empty()) {
+        preload.push(":");
+        preload.push(existing);
+    }
+    preload
+}
+
+/// Returns the environment variables that a job needs for the agent at `path`.
 #[must_use]
 pub fn environment(
     path: &Path,
     token: &Token,
     existing_ld_preload: Option<&OsStr>,
 ) -> Vec<(OsString, OsString)> {
-    let mut preload = path.as_os_str().to_owned();
-    if let Some(existing) = existing_ld_preload.filter(|existing| !existing.is_empty()) {
-        preload.push(":");
-        preload.push(existing);
-    }
+    let preload = preload_before(path, existing_ld_preload);
     vec![
         (PRELOAD_VARIABLE.into(), preload),
         (TOKEN_VARIABLE.into(), token.to_string().into()),
@@ -155,53 +184,45 @@ mod tests {
     #[test]
     fn the_library_lies_readable_for_all_and_is_written_once() {
         let folder = tempfile::tempdir().unwrap();
-        let path = install(folder.path()).unwrap();
+        let (library, bytes) = (Library::Agent, Library::Agent.bytes());
+        let path = install(library, folder.path()).unwrap();
         let first = fs::metadata(&path).unwrap();
         assert_eq!(first.permissions().mode() & 0o7777, 0o755);
-        assert_eq!(install(folder.path()).unwrap(), path);
+        assert_eq!(install(library, folder.path()).unwrap(), path);
         assert_eq!(fs::metadata(&path).unwrap().ino(), first.ino());
-        for damage in [&b""[..], b"x", &LIBRARY[..LIBRARY.len() - 1]] {
+        for damage in [&b""[..], b"x", &bytes[..bytes.len() - 1]] {
             fs::write(&path, damage).unwrap();
-            assert_eq!(install(folder.path()).unwrap(), path);
-            assert_eq!(fs::read(&path).unwrap(), LIBRARY);
+            assert_eq!(install(library, folder.path()).unwrap(), path);
+            assert_eq!(fs::read(&path).unwrap(), bytes);
         }
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
         for name in ["a b", "a:b", "$ORIGIN"] {
             let folder = folder.path().join(name);
             fs::create_dir(&folder).unwrap();
             assert_eq!(
-                install(&folder).unwrap_err().kind(),
+                install(library, &folder).unwrap_err().kind(),
                 std::io::ErrorKind::InvalidInput
             );
         }
     }
 
     #[test]
-    fn nothing_is_linked_to_the_agent() {
-        let has = |text: &[u8]| LIBRARY.windows(text.len()).any(|bytes| bytes == text);
-        assert!(has(b"dl_iterate_phdr") && !has(b"libc.so") && !has(b"GLIBC"));
-        assert!(LIBRARY.starts_with(b"\x7fELF") && LIBRARY.len() < 64 << 10);
+    fn nothing_is_linked_to_the_libraries() {
+        for library in [Library::Agent, Library::Witness].map(Library::bytes) {
+            let has = |text: &[u8]| library.windows(text.len()).any(|bytes| bytes == text);
+            assert!(has(b"dl_iterate_phdr") && !has(b"libc.so") && !has(b"GLIBC"));
+            assert!(library.starts_with(b"\x7fELF") && library.len() < 64 << 10);
+        }
     }
 
     #[test]
-    fn agent_precedes_the_jobs_own_preloads() {
-        let token: Token = "00112233445566778899aabbccddeeff".parse().unwrap();
-        let variables = |existing: Option<&str>| {
-            let set = environment(
-                Path::new("/a.so"),
-                &token,
-                existing.map(std::ffi::OsStr::new),
-            );
-            set.into_iter()
-                .map(|(_, value)| value.into_string().unwrap())
-                .collect::<Vec<_>>()
+    fn a_library_precedes_the_jobs_own_preloads() {
+        let value = |existing: Option<&str>| {
+            preload_before(Path::new("/a.so"), existing.map(std::ffi::OsStr::new))
         };
-        assert_eq!(
-            variables(None),
-            ["/a.so", "00112233445566778899aabbccddeeff"]
-        );
-        assert_eq!(variables(Some(""))[0], "/a.so");
-        assert_eq!(variables(Some("b.so c.so"))[0], "/a.so:b.so c.so");
+        assert_eq!(value(None), "/a.so");
+        assert_eq!(value(Some("")), "/a.so");
+        assert_eq!(value(Some("b.so c.so")), "/a.so:b.so c.so");
     }
 
     #[test]

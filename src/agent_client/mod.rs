@@ -17,7 +17,10 @@ mod request;
 
 pub use agent::{Agent, Hello, Holding, Origin};
 pub use channel::Channel;
-pub use embed::{LIBRARY_PREFIX, PRELOAD_VARIABLE, Token, TokenError, environment, install};
+pub use embed::{
+    LIBRARY_PREFIX, Library, PRELOAD_VARIABLE, Token, TokenError, environment, install,
+    preload_before,
+};
 pub use error::AgentError;
 pub use receipt::{Held, Segment};
 

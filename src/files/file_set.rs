@@ -412,8 +412,8 @@ impl Kept {
         }
         if let Some(gap) = &self.gap {
             parts.push(format!(
-                "it is not known which program changes which files ({gap}): an image is refused if a file that is not \
-                 open changes after it; list the files that the job writes in files.include"
+                "not all changes of files are known ({gap}): an image is refused if a file that is not open changes \
+                 after it and no program of the job has reported that; list such files in files.include"
             ));
         }
         parts.join("; ")

@@ -13,12 +13,14 @@ use super::held::Held;
 use super::lost::{OnLost, RollbackError};
 use super::marker::{self, Mark, Marker, MarkerError};
 use super::patterns::Patterns;
-use super::record::Record;
+use super::record::{Evidence, Record};
 use super::record_line::{Line, append};
 use super::rollback::{Place, Rollback};
 use crate::clock;
 use crate::sync::locked;
 
+/// Reason why changes may be missing if the job's programs report theirs.
+const REPORTS_ONLY: &str = "the kernel reports them to root only, and programs that are linked statically or written in Go report none";
 /// Name of the record in the store.
 const RECORD: &str = "files.log";
 
@@ -30,6 +32,7 @@ pub struct JobFiles {
     excluded: Patterns,
     on_lost: OnLost,
     held: Held,
+    evidence: Evidence,
     ours: Vec<PathBuf>,
     state: Mutex<State>,
 }
@@ -101,6 +104,7 @@ impl JobFiles {
             excluded: patterns(choice.exclude)?,
             on_lost: choice.on_lost,
             held: Held::of(store),
+            evidence: Evidence::of(store),
             ours,
             state: Mutex::new(state),
         })
@@ -114,7 +118,16 @@ impl JobFiles {
         let mut state = locked(&self.state);
         state.newest = None;
         state.begun_ns = clock::unix_ns();
+        self.evidence.clear()?;
         state.record.clear()
+    }
+
+    /// Returns the variable that makes the programs of a job without a watcher report their changes.
+    ///
+    /// # Errors
+    /// The folder for the reports cannot be created.
+    pub fn begin_reports(&self) -> io::Result<(&'static str, &Path)> {
+        self.evidence.begin()
     }
 
     /// Prepares a watcher and returns the descriptors for it.
@@ -188,7 +201,7 @@ impl JobFiles {
         let earlier = state.newest.clone();
         let none = KeptFiles::default();
         let set = earlier.as_ref().map_or(&none, |(_, set)| set);
-        let unmarked = mark(&mut state, id);
+        let unmarked = self.mark(&mut state, id);
         let gap = unmarked.or_else(|| gap_since(&state.record, earlier.as_ref()));
         // A later change may be missing.
         let so_far = so_far.filter(|_| gap.is_none());
@@ -314,8 +327,38 @@ impl JobFiles {
     pub fn now_at(&self, id: u64, set: Arc<KeptFiles>) {
         let mut state = locked(&self.state);
         state.newest = Some((id, set));
+        if let Err(error) = self.evidence.forget() {
+            tracing::debug!(%error, "cannot remove the job's reports of its files");
+        }
         if let Err(error) = state.record.compact_if_due() {
             tracing::debug!(%error, "cannot compact the record of the job's files");
+        }
+    }
+
+    /// Has the watcher write a mark for the image, and reads the record up to the mark. If there is no mark, returns the
+    /// reason; the record then has the reports of the job's programs, a gap and a mark of the supervisor's.
+    fn mark(&self, state: &mut State, id: u64) -> Option<String> {
+        let reason = match request(state, id, Mark::Frozen) {
+            Ok(()) => None,
+            Err(_) if state.marker.is_none() && self.evidence.is_used() => {
+                Some(REPORTS_ONLY.to_owned())
+            }
+            Err(reason) => Some(reason),
+        };
+        let written = reason.as_ref().map_or(Ok(()), |reason| {
+            let earlier = state.newest.as_ref();
+            let since_ns = earlier.map_or(state.begun_ns, |(_, set)| set.frozen_ns);
+            let mut lines = self.evidence.take(&self.ours, since_ns)?;
+            let gap = Line::Gap {
+                reason: reason.clone(),
+            };
+            lines.extend([gap.clone(), Line::Image { id }, gap]);
+            append(state.record.path(), &lines)
+        });
+        let read = written.and_then(|()| state.record.catch_up());
+        match read {
+            Ok(()) => reason,
+            Err(error) => Some(format!("the record of the job's files: {error}")),
         }
     }
 
@@ -327,7 +370,13 @@ impl JobFiles {
         let mut state = locked(&self.state);
         let path = state.record.path().to_owned();
         let caught_up = marker::locked_record(&path)
-            .and_then(|_lock| state.record.catch_up())
+            .and_then(|_lock| {
+                let reports = self.evidence.take(&self.ours, set.frozen_ns)?;
+                if !reports.is_empty() {
+                    append(&path, &reports)?;
+                }
+                state.record.catch_up()
+            })
             .and_then(|()| state.record.end_cut());
         caught_up.map_err(|source| RollbackError::System {
             operation: "read",
@@ -388,21 +437,4 @@ fn request(state: &mut State, id: u64, mark: Mark) -> Result<(), String> {
         state.marker = None;
     }
     marked.map_err(|error| error.to_string())
-}
-
-/// Has the watcher write a mark for the image, and reads the record up to the mark. If there is no mark, returns the
-/// reason; the record then has a gap and a mark of the supervisor's.
-fn mark(state: &mut State, id: u64) -> Option<String> {
-    let reason = request(state, id, Mark::Frozen).err();
-    let written = reason.as_ref().map_or(Ok(()), |reason| {
-        let gap = Line::Gap {
-            reason: reason.clone(),
-        };
-        append(state.record.path(), &[gap.clone(), Line::Image { id }, gap])
-    });
-    let read = written.and_then(|()| state.record.catch_up());
-    match read {
-        Ok(()) => reason,
-        Err(error) => Some(format!("the record of the job's files: {error}")),
-    }
 }

@@ -16,9 +16,11 @@ use super::file_set::modified_ns;
 use super::marker;
 use super::record_line::{JobChange, Line, append};
 use crate::clock;
+pub use evidence::Evidence;
 pub use since::Since;
 
 mod compaction;
+mod evidence;
 mod since;
 
 /// Changes of one path. Times are counts of images: a path touched at 3 was touched after the third line `image`.

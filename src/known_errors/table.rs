@@ -26,7 +26,7 @@ const fn cuda(
 }
 
 const IO_URING: &str = "the job uses io_uring, which CRIU cannot dump";
-const HIDE_IO_URING: &str = "start it with sandbox.io_uring = \"hide\", which is the default and takes root; without, turn it off in the program (UV_USE_IO_URING=0 for libuv)";
+const HIDE_IO_URING: &str = "start it with sandbox.io_uring = \"hide\", the default, as root; without root, turn io_uring off in the program (UV_USE_IO_URING=0 for libuv)";
 const PUT_BACK: &str = "put the file back as it was at the snapshot, or restore an older image";
 const PID_TAKEN: &str = "a process id of the job is in use";
 const OWN_PIDS: &str = "run with isolation = \"namespaces\"";

@@ -4,7 +4,7 @@
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
-use crate::agent_client::{self, Token};
+use crate::agent_client;
 use crate::config::Nccl;
 use crate::sandbox::JobUser;
 use crate::trust;
@@ -56,6 +56,19 @@ pub(crate) const PEER_NCCL: [(&str, &str); 2] =
 /// the driver cannot suspend that (580.159.04).
 pub(crate) const HWLOC_WITHOUT_GPUS: Setting =
     ("HWLOC_COMPONENTS", "-opencl,-nvml,-cuda,-rsmi,-levelzero");
+
+/// Setting with which libuv (Node.js, the store of `torchrun`) does not use `io_uring`, which CRIU cannot dump.
+const LIBUV_WITHOUT_IO_URING: Setting = ("UV_USE_IO_URING", "0");
+
+/// Returns the setting for libuv, unless the caller has set it.
+pub(crate) fn for_libuv(ours: impl Fn(&str) -> Option<OsString>) -> Option<Setting> {
+    ours(LIBUV_WITHOUT_IO_URING.0)
+        .is_none()
+        .then_some(LIBUV_WITHOUT_IO_URING)
+}
+
+/// Option with which the address sanitizer accepts libraries before its own. Later options of the list take precedence.
+const SANITIZER: Setting = ("ASAN_OPTIONS", "verify_asan_link_order=0");
 
 /// Returns the setting for hwloc where there are GPUs, unless the caller has set it.
 pub(crate) fn for_hwloc(gpus: usize, ours: impl Fn(&str) -> Option<OsString>) -> Option<Setting> {
@@ -136,13 +149,23 @@ pub(crate) fn set_user(environment: &mut Vec<(OsString, OsString)>, user: &JobUs
     environment.extend(set.map(|(name, value)| (name.into(), value)));
 }
 
-/// Makes the job's programs load an agent, in addition to the libraries that they preload already.
-pub(crate) fn preload(environment: &mut Vec<(OsString, OsString)>, library: &Path, token: &Token) {
-    let present = environment
-        .iter()
-        .find(|(name, _)| name == agent_client::PRELOAD_VARIABLE);
-    let set =
-        agent_client::environment(library, token, present.map(|(_, value)| value.as_os_str()));
+/// Makes the job's programs load a library. `set` returns the variables for it, given the libraries that they preload
+/// already. Programs built with the address sanitizer refuse to start with a preloaded library unless an option is set.
+pub(crate) fn preload(
+    environment: &mut Vec<(OsString, OsString)>,
+    set: impl FnOnce(Option<&OsStr>) -> Vec<(OsString, OsString)>,
+) {
+    let present = |wanted: &str| {
+        let found = environment.iter().find(|(name, _)| name == wanted);
+        found.map(|(_, value)| value.as_os_str())
+    };
+    let mut set = set(present(agent_client::PRELOAD_VARIABLE));
+    let (name, mut options) = (SANITIZER.0, OsString::from(SANITIZER.1));
+    if let Some(present) = present(name) {
+        options.push(":");
+        options.push(present);
+    }
+    set.push((name.into(), options));
     environment.retain(|(name, _)| set.iter().all(|(ours, _)| name != ours));
     environment.extend(set);
 }
@@ -182,6 +205,22 @@ mod tests {
         assert_eq!(value("NCCL_P2P_DISABLE"), ["1"]);
         assert_eq!(value("CKPT_RUN_STORE"), ["/s"]);
         assert_eq!(value("CKPT_RUN_SOCKET"), ["/s/control.sock"]);
+    }
+
+    #[test]
+    fn a_preloaded_library_is_accepted_by_sanitized_programs() {
+        let mut environment = vec![("ASAN_OPTIONS".into(), "detect_leaks=0".into())];
+        for library in ["/a.so", "/b.so"] {
+            preload(&mut environment, |present| {
+                let list = agent_client::preload_before(Path::new(library), present);
+                vec![("LD_PRELOAD".into(), list)]
+            });
+        }
+        let order = "verify_asan_link_order=0";
+        let options = format!("{order}:{order}:detect_leaks=0");
+        let expected = [("LD_PRELOAD", "/b.so:/a.so"), ("ASAN_OPTIONS", &options)];
+        let expected = expected.map(|(name, value)| (name.into(), value.into()));
+        assert_eq!(environment, expected);
     }
 
     #[test]

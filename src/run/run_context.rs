@@ -10,18 +10,19 @@ use std::sync::OnceLock;
 
 use tempfile::TempDir;
 
+use super::environment;
 use super::format::chain;
 use super::gpu_facts::GpuPairs;
 use super::housekeeping::{self, COPIES, COPY_DIGITS, COPY_PREFIX};
 use super::progress::Ongoing;
 use super::work_folder::{LOGS, WorkFolder};
-use crate::agent_client::{self, Token};
+use crate::agent_client::{self, Library, Token};
 use crate::clock;
 use crate::config::{self, Config, Memory, Watch};
 use crate::criu::{self, Criu};
 use crate::cuda;
 use crate::files::{self, Choice, JobFiles, LOG_DESCRIPTOR, OnLost, WATCHER_ARGUMENT};
-use crate::sandbox::{JobUser, Sandbox, ToolCommand};
+use crate::sandbox::{Isolation, JobUser, Sandbox, ToolCommand};
 use crate::store::fs::durable::{self, DurableError};
 use crate::store::{ImageId, Store, StoreLock};
 
@@ -206,6 +207,35 @@ impl RunContext {
         Ok(self.files.await_watcher()?)
     }
 
+    /// Makes the job's programs report the files that they change, where no watcher can learn that from the kernel.
+    pub fn preload_witness(
+        &self,
+        isolation: Isolation,
+        environment: &mut Vec<(OsString, OsString)>,
+    ) {
+        let is_watched = isolation == Isolation::Namespaces;
+        // Another user has no access to the store.
+        if is_watched || self.user.is_some() || self.config.files.watch == Watch::Off {
+            return;
+        }
+        let folder = self.store.path().join(COPIES);
+        let installed = agent_client::install(Library::Witness, &folder)
+            .and_then(|library| Ok((library, self.files.begin_reports()?)));
+        match installed {
+            Ok((library, (name, reports))) => {
+                environment::preload(environment, |present| {
+                    let preload = agent_client::preload_before(&library, present);
+                    let list = agent_client::PRELOAD_VARIABLE.into();
+                    vec![(list, preload), (name.into(), reports.into())]
+                });
+            }
+            Err(error) => tracing::warn!(
+                "the job's programs do not report the files that they change, so a restore is refused if such a file is \
+                 not in files.include: {error}"
+            ),
+        }
+    }
+
     /// Returns the folder of ckpt-run's CRIU plugin. The folder contains no plugin of the system, so none acts on the
     /// job.
     pub fn libdir(&self) -> PathBuf {
@@ -239,7 +269,7 @@ fn agent(wanted: Memory, folder: &Path) -> io::Result<Option<(PathBuf, Token)>> 
     if wanted == Memory::Driver || !cuda::available() {
         return Ok(None);
     }
-    let library = match agent_client::install(folder) {
+    let library = match agent_client::install(Library::Agent, folder) {
         Ok(library) => library,
         Err(error) if wanted == Memory::Auto => {
             tracing::warn!(

@@ -7,7 +7,9 @@ use std::sync::OnceLock;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use ckpt_run::agent_client::{Agent, Channel, Held, Hello, Origin, Token, environment, install};
+use ckpt_run::agent_client::{
+    Agent, Channel, Held, Hello, Library, Origin, Token, environment, install,
+};
 
 use crate::harness::fake_gpu::{self, FakeGpu};
 
@@ -71,7 +73,7 @@ pub fn library() -> &'static Path {
     LIBRARY.get_or_init(|| {
         let folder = fake_gpu::build_folder().join("agent-library");
         std::fs::create_dir_all(&folder).unwrap();
-        install(&folder).unwrap()
+        install(Library::Agent, &folder).unwrap()
     })
 }
 

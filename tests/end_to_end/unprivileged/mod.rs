@@ -3,6 +3,7 @@
 //! Many tests elsewhere run as this user too (`#[apply(as_root_and_user)]`). Here is what differs.
 
 mod basics;
+mod files;
 mod memory;
 mod refusals;
 

@@ -4,7 +4,7 @@ use std::process::{Command, Stdio};
 
 use super::snapshot_crash_and_end;
 use crate::harness::{
-    ON_REQUEST, Place, apply, as_user, code, copy_environment, criu_prefix, stderr,
+    ON_REQUEST, Place, apply, as_user, code, copy_environment, criu_prefix, stderr, stdout,
 };
 
 /// Has a connection with itself and one that listens.
@@ -86,6 +86,17 @@ fn the_setting_that_forbids_user_namespaces_is_named() {
         said.contains("user.max_user_namespaces forbids it: the machine's administrator"),
         "{said}"
     );
+}
+
+#[apply(as_user)]
+fn libuv_does_not_use_io_uring_unless_the_caller_says_so() {
+    for (set, expected) in [(None, "0\n"), (Some("1"), "1\n")] {
+        let place = Place::new();
+        let mut command = place.command(&["--", "sh", "-c", "echo $UV_USE_IO_URING"]);
+        command.envs(set.map(|value| ("UV_USE_IO_URING", value)));
+        let output = command.output().unwrap();
+        assert_eq!(stdout(&output), expected, "{}", stderr(&output));
+    }
 }
 
 #[apply(as_user)]

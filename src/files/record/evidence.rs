@@ -1,0 +1,250 @@
+//! Reports of the job's own programs about the names that they change, where the job has no watcher.
+//!
+//! ```text
+//! witness (preloaded) ── symlink ──▶ STORE/writes/HASH ── take ──▶ lines of the record
+//! ```
+//! A report is proof that the job has changed a path. A missing report proves nothing: some programs make none. Reports
+//! do not show what other programs change.
+
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Component, Path, PathBuf};
+
+use super::super::file_set::{TICK_NS, changed_ns, is_in_memory};
+use super::super::folder_scan::everything_in;
+use super::super::record_line::{JobChange, Line};
+
+/// Variable with the path of the folder for reports, which the witness reads (`src/witness/report.rs`).
+pub const VARIABLE: &str = "_CKPT_RUN_WRITES";
+/// Names of the folder in the store, and of the folder with reports that are in the record.
+const FOLDER: &str = "writes";
+const TAKEN: &str = "writes.taken";
+/// Hexadecimal digits of the time in a report.
+const TIME_DIGITS: usize = 16;
+
+/// The folder of reports.
+#[derive(Debug)]
+pub struct Evidence {
+    folder: PathBuf,
+    taken: PathBuf,
+}
+
+impl Evidence {
+    /// Returns the folder in a store.
+    #[must_use]
+    pub fn of(store: &Path) -> Self {
+        Self {
+            folder: store.join(FOLDER),
+            taken: store.join(TAKEN),
+        }
+    }
+
+    /// Creates the folder, and returns the variable that makes the job's programs report.
+    ///
+    /// # Errors
+    /// The folder cannot be created.
+    pub fn begin(&self) -> io::Result<(&'static str, &Path)> {
+        self.create()?;
+        Ok((VARIABLE, &self.folder))
+    }
+
+    /// Returns true if the job's programs have been made to report.
+    #[must_use]
+    pub fn is_used(&self) -> bool {
+        self.folder.symlink_metadata().is_ok()
+    }
+
+    /// Removes all reports, because the job starts from the beginning.
+    ///
+    /// # Errors
+    /// They cannot be removed.
+    pub fn clear(&self) -> io::Result<()> {
+        self.forget()?;
+        if !self.is_used() {
+            return Ok(());
+        }
+        remove(&self.folder)?;
+        self.create()
+    }
+
+    /// Takes the reports since the last call, as lines of the record in the order of the changes. `since_ns` is the time
+    /// of that call or earlier. Reports made during this function may be lost.
+    ///
+    /// # Errors
+    /// The folder cannot be read or created.
+    pub fn take(&self, ours: &[PathBuf], since_ns: i64) -> io::Result<Vec<Line>> {
+        self.forget()?;
+        match fs::rename(&self.folder, &self.taken) {
+            // The job makes no reports.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            renamed => renamed?,
+        }
+        self.create()?;
+        let entries = self.taken.read_dir()?;
+        let texts = entries.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
+        let mut reports: Vec<Report> = texts.filter_map(|text| Report::parse(&text)).collect();
+        reports.sort_by_key(|report| report.time_ns);
+        let mut lines = Vec::new();
+        for report in &reports {
+            if !ours.iter().any(|ours| report.path.starts_with(ours)) {
+                report.add_to(&mut lines, since_ns);
+            }
+        }
+        Ok(lines)
+    }
+
+    /// Removes the reports that are in the record.
+    ///
+    /// # Errors
+    /// They cannot be removed.
+    pub fn forget(&self) -> io::Result<()> {
+        remove(&self.taken)
+    }
+
+    fn create(&self) -> io::Result<()> {
+        DirBuilder::new()
+            .mode(0o700)
+            .recursive(true)
+            .create(&self.folder)
+    }
+}
+
+fn remove(folder: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        Ok(()) | Err(_) => Ok(()),
+    }
+}
+
+struct Report {
+    kind: u8,
+    /// Time of the first such change, of the machine's monotonic clock.
+    time_ns: u64,
+    path: PathBuf,
+}
+
+impl Report {
+    /// Parses a link's text: the kind, the time, the path.
+    fn parse(text: &Path) -> Option<Self> {
+        let (kind, rest) = text.as_os_str().as_bytes().split_first()?;
+        let (time, path) = rest.split_at_checked(TIME_DIGITS)?;
+        let time_ns = u64::from_str_radix(str::from_utf8(time).ok()?, 16).ok()?;
+        let path = Path::new(std::ffi::OsStr::from_bytes(path));
+        Some(Self {
+            kind: *kind,
+            time_ns,
+            path: resolved(path, matches!(kind, b'c' | b'w'))?,
+        })
+    }
+
+    fn add_to(&self, lines: &mut Vec<Line>, since_ns: i64) {
+        let mut add = |path: &Path, change| {
+            let path = path.to_owned();
+            lines.push(Line::Job { path, change });
+        };
+        match self.kind {
+            b'c' => add(&self.path, JobChange::Created),
+            b'w' if has_changed(&self.path, since_ns) => add(&self.path, JobChange::Changed),
+            b'n' => {
+                add(&self.path, JobChange::Created);
+                // Everything in a renamed folder has a new path.
+                for path in everything_in(&self.path).unwrap_or_default() {
+                    add(&path, JobChange::Created);
+                }
+            }
+            b'm' => add(&self.path, JobChange::MovedTo),
+            // The same for a file, which has nothing below.
+            b'g' => add(&self.path, JobChange::FolderGone),
+            _ => {}
+        }
+    }
+}
+
+/// Returns true if a file that was open for writing may have changed. Writes through a mapping do not change the times of
+/// a file in memory.
+fn has_changed(path: &Path, since_ns: i64) -> bool {
+    let found = path.symlink_metadata();
+    found.is_ok_and(|found| is_in_memory(path) || changed_ns(&found) >= since_ns - TICK_NS)
+}
+
+/// Returns a path without links, dots and double slashes; `None` if it cannot be known. `follows` is true if the call
+/// followed a link at the path itself.
+fn resolved(path: &Path, follows: bool) -> Option<PathBuf> {
+    if follows && let Ok(found) = path.canonicalize() {
+        return Some(found);
+    }
+    let (folder, name) = (path.parent()?, path.file_name()?);
+    if let Ok(folder) = folder.canonicalize() {
+        return Some(folder.join(name));
+    }
+    // The folder is gone.
+    let is_plain = |part| matches!(part, Component::RootDir | Component::Normal(_));
+    path.components()
+        .all(is_plain)
+        .then(|| path.components().collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    fn report(evidence: &Evidence, name: &str, kind: char, time: u64, path: &Path) {
+        let text = format!("{kind}{time:016x}{}", path.display());
+        symlink(text, evidence.folder.join(name)).unwrap();
+    }
+
+    fn job(path: &Path, change: JobChange) -> Line {
+        let path = path.to_owned();
+        Line::Job { path, change }
+    }
+
+    #[test]
+    fn reports_become_lines_in_the_order_of_their_times() {
+        let place = tempfile::tempdir().unwrap();
+        let top = place.path().canonicalize().unwrap();
+        let evidence = Evidence::of(&top);
+        assert!(evidence.take(&[], 0).unwrap().is_empty());
+        evidence.begin().unwrap();
+        let path = |name: &str| top.join(name);
+        fs::write(path("new"), "x").unwrap();
+        fs::create_dir(path("folder")).unwrap();
+        fs::write(path("folder/x"), "x").unwrap();
+        symlink("new", path("link")).unwrap();
+        report(&evidence, "1", 'g', 9, &path("old"));
+        report(&evidence, "2", 'c', 5, &path("./new"));
+        report(&evidence, "3", 'w', 7, &path("link"));
+        report(&evidence, "4", 'n', 8, &path("folder"));
+        report(&evidence, "5", 'c', 6, &path("ours/x"));
+        report(&evidence, "6", 'c', 6, &path("gone/../x"));
+        symlink("damaged", evidence.folder.join("7")).unwrap();
+        let lines = evidence.take(&[path("ours")], 0).unwrap();
+        let expected = [
+            job(&path("new"), JobChange::Created),
+            job(&path("new"), JobChange::Changed),
+            job(&path("folder"), JobChange::Created),
+            job(&path("folder/x"), JobChange::Created),
+            job(&path("old"), JobChange::FolderGone),
+        ];
+        assert_eq!(lines, expected);
+        assert!(evidence.take(&[], 0).unwrap().is_empty());
+        report(&evidence, "1", 'c', 1, &path("new"));
+        evidence.clear().unwrap();
+        assert!(evidence.take(&[], 0).unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_file_opened_without_a_change_is_not_the_jobs() {
+        let place = tempfile::tempdir().unwrap();
+        let top = place.path().canonicalize().unwrap();
+        let evidence = Evidence::of(&top);
+        evidence.begin().unwrap();
+        fs::write(top.join("old"), "x").unwrap();
+        let later_ns = changed_ns(&top.join("old").metadata().unwrap()) + 10 * TICK_NS;
+        report(&evidence, "1", 'w', 1, &top.join("old"));
+        assert!(evidence.take(&[], later_ns).unwrap().is_empty());
+    }
+}

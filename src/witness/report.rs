@@ -1,0 +1,195 @@
+//! Reports of changes, each a symbolic link in a folder of the store.
+
+use core::cell::UnsafeCell;
+use core::ffi::{CStr, c_char, c_int};
+use core::sync::atomic::{AtomicUsize, Ordering};
+
+use super::sys::{self, AT_FDCWD};
+
+/// Name of the variable with the path of the folder. `files::record::evidence` sets it.
+const FOLDER_VARIABLE: &CStr = c"_CKPT_RUN_WRITES";
+/// Room for the folder's path. In a folder with a longer one, nothing is reported.
+const FOLDER_BYTES_MAX: usize = 512;
+/// Room for the text of a report. Buffers are on the job's stack, which is small in signal handlers.
+const TEXT_BYTES_MAX: usize = 2048;
+/// Room for the path of a report.
+const NAME_BYTES_MAX: usize = FOLDER_BYTES_MAX + 32;
+/// Room for the path of a descriptor.
+const LINK_BYTES_MAX: usize = 32;
+/// Hexadecimal digits of a number.
+const DIGITS: usize = 16;
+/// Places with device files and the kernel's own.
+const NOT_FILES: [&[u8]; 3] = [b"/dev/", b"/proc/", b"/sys/"];
+
+/// Kind of a change; the first byte of a report.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Kind {
+    /// The path did not exist, and was created.
+    Created = b'c',
+    /// An existing file was opened for writing, or truncated.
+    Opened = b'w',
+    /// A file or folder was renamed to a path that did not exist.
+    MovedToNew = b'n',
+    /// A file or folder was renamed to a path that may have existed.
+    Moved = b'm',
+    /// The path was removed, or renamed to another one.
+    Gone = b'g',
+}
+
+/// Path of the folder and its length, set before `main`; 0 if nothing is to be reported.
+struct Folder(UnsafeCell<[u8; FOLDER_BYTES_MAX]>, AtomicUsize);
+// SAFETY: written once, before the length is set.
+unsafe impl Sync for Folder {}
+static FOLDER: Folder = Folder(UnsafeCell::new([0; FOLDER_BYTES_MAX]), AtomicUsize::new(0));
+
+/// Function called when the library is loaded.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static BEGIN: extern "C" fn() = begin;
+
+extern "C" fn begin() {
+    // SAFETY: the name ends with a zero.
+    let value = unsafe { sys::getenv(FOLDER_VARIABLE.as_ptr()) };
+    if value.is_null() {
+        return;
+    }
+    // SAFETY: values of the environment end with a zero.
+    let value = unsafe { CStr::from_ptr(value) }.to_bytes();
+    if value.len() <= FOLDER_BYTES_MAX {
+        // SAFETY: nothing reads it before the length is set, and this function runs once.
+        let folder = unsafe { &mut *FOLDER.0.get() };
+        folder[..value.len()].copy_from_slice(value);
+        FOLDER.1.store(value.len(), Ordering::Release);
+    }
+}
+
+fn folder() -> &'static [u8] {
+    let len = FOLDER.1.load(Ordering::Acquire);
+    // SAFETY: it does not change after the length was set.
+    unsafe { &(&*FOLDER.0.get())[..len] }
+}
+
+/// Returns true if changes are reported.
+pub fn is_on() -> bool {
+    FOLDER.1.load(Ordering::Acquire) > 0
+}
+
+/// Reports a change of the path, which is relative to the folder with this descriptor.
+///
+/// # Safety
+/// The path ends with a zero.
+pub unsafe fn report(kind: Kind, base: c_int, path: *const c_char) {
+    if path.is_null() || !is_on() {
+        return;
+    }
+    // SAFETY: by the contract above.
+    let path = unsafe { CStr::from_ptr(path) }.to_bytes();
+    let mut text = Text::<TEXT_BYTES_MAX>::new();
+    // The time replaces these digits below: the name of a report does not depend on it.
+    text.add(&[kind as u8]);
+    text.add(&[b'0'; DIGITS]);
+    if !path.starts_with(b"/") && !text.add_folder(base) {
+        return;
+    }
+    text.add(path);
+    let Some(bytes) = text.bytes() else { return };
+    if NOT_FILES
+        .iter()
+        .any(|place| bytes[1 + DIGITS..].starts_with(place))
+    {
+        return;
+    }
+    let mut name = Text::<NAME_BYTES_MAX>::new();
+    name.add(folder());
+    name.add(b"/");
+    name.add(&hexadecimal(hash(bytes)));
+    text.bytes[1..=DIGITS].copy_from_slice(&hexadecimal(sys::now_ns()));
+    if let (Some(text), Some(name)) = (text.c_str(), name.c_str()) {
+        sys::make_link(text, name);
+    }
+}
+
+/// Text of a limited length, which ends with a zero.
+struct Text<const ROOM: usize> {
+    bytes: [u8; ROOM],
+    len: usize,
+    is_cut: bool,
+}
+
+impl<const ROOM: usize> Text<ROOM> {
+    fn new() -> Self {
+        Self {
+            bytes: [0; ROOM],
+            len: 0,
+            is_cut: false,
+        }
+    }
+
+    fn add(&mut self, bytes: &[u8]) {
+        let end = self.len + bytes.len();
+        match self.bytes.get_mut(self.len..end) {
+            Some(room) if end < ROOM => {
+                room.copy_from_slice(bytes);
+                self.len = end;
+            }
+            _ => self.is_cut = true,
+        }
+    }
+
+    /// Adds the path of an open folder and a slash. Returns false if it has none.
+    fn add_folder(&mut self, base: c_int) -> bool {
+        let Some(room) = self.bytes.get_mut(self.len..) else {
+            return false;
+        };
+        let len = if base == AT_FDCWD {
+            sys::working_folder(room) - 1
+        } else {
+            let mut link = Text::<LINK_BYTES_MAX>::new();
+            link.add(b"/proc/self/fd/");
+            link.add_decimal(base.unsigned_abs());
+            link.c_str().map_or(-1, |link| sys::read_link(link, room))
+        };
+        let Ok(len) = usize::try_from(len) else {
+            return false;
+        };
+        // The kernel's text for a folder that cannot be reached begins differently.
+        let is_path = room.first() == Some(&b'/');
+        self.len += len;
+        self.add(b"/");
+        is_path
+    }
+
+    fn add_decimal(&mut self, number: u32) {
+        if number >= 10 {
+            self.add_decimal(number / 10);
+        }
+        self.add(&[b'0' + (number % 10) as u8]);
+    }
+
+    fn bytes(&self) -> Option<&[u8]> {
+        self.bytes.get(..self.len).filter(|_| !self.is_cut)
+    }
+
+    fn c_str(&self) -> Option<&CStr> {
+        let text = self.bytes.get(..=self.len).filter(|_| !self.is_cut)?;
+        CStr::from_bytes_until_nul(text).ok()
+    }
+}
+
+/// FNV-1a. Of two reports with one hash the second is lost.
+fn hash(bytes: &[u8]) -> u64 {
+    let mix = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, mix)
+}
+
+fn hexadecimal(number: u64) -> [u8; DIGITS] {
+    core::array::from_fn(|index| {
+        let digit = (number >> (60 - 4 * index) & 15) as u8;
+        if digit < 10 {
+            b'0' + digit
+        } else {
+            b'a' + digit - 10
+        }
+    })
+}

@@ -1,0 +1,136 @@
+//! Closed files of an ordinary user's job, for whom the kernel does not report who writes.
+
+use std::fs;
+
+use crate::harness::{ON_REQUEST, Place, apply, as_user};
+
+/// Works like a training program: appends to a log that it closes, replaces its checkpoint by a rename, keeps the last
+/// three, renames a folder, and starts programs that write. Waits at the snapshot for MORE, and at the end for "go".
+const TRAINS: &str = r#"
+import os, subprocess, sys, tempfile, time
+os.mkdir("run")
+def wait(name):
+    while not os.path.exists(name): time.sleep(0.01)
+def step(i):
+    with open("run/log", "a") as log: log.write(f"step {i}\n")
+    with open("run/new", "w") as new: new.write(f"state {i}" * 1000)
+    os.replace("run/new", "run/latest")
+    with open(f"run/step-{i}", "w") as kept: kept.write(str(i))
+    if i >= 3: os.remove(f"run/step-{i - 3}")
+    if i == 8:
+        os.rename("run/kept", "run/archive")
+    if i == 3:
+        os.makedirs("run/kept/deep"); open("run/kept/deep/x", "w").write("x")
+    subprocess.run(["sh", "-c", f"echo {i} >> run/shell; cp run/latest run/copy; ln -sf step-{i} run/link"], check=True)
+    subprocess.run(["sed", "-i", f"$ a line {i}", "run/shell"], check=True)
+    descriptor, name = tempfile.mkstemp(dir="run"); os.close(descriptor); os.remove(name)
+for i in range(6): step(i)
+print("ready", flush=True)
+wait("MORE")
+for i in range(6, 12): step(i)
+print("done", flush=True)
+wait("go")
+"#;
+
+/// Returns the names and contents below a folder.
+fn contents(place: &Place, folder: &str) -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(place.file(folder)).unwrap() {
+        let entry = entry.unwrap();
+        let name = format!("{folder}/{}", entry.file_name().to_string_lossy());
+        let kind = entry.file_type().unwrap();
+        if kind.is_dir() {
+            found.extend(contents(place, &name));
+        } else if kind.is_symlink() {
+            let target = fs::read_link(entry.path()).unwrap();
+            found.push((name, target.to_string_lossy().into_owned()));
+        } else {
+            found.push((name.clone(), place.text(&name)));
+        }
+    }
+    found.sort();
+    found
+}
+
+#[apply(as_user)]
+fn closed_files_that_the_job_writes_are_rolled_back() {
+    let place = Place::new();
+    let elsewhere = Place::new();
+    let more = elsewhere.file("more");
+    let script = TRAINS.replace("MORE", more.to_str().unwrap());
+    let mut run = place.start_python(&ON_REQUEST, &script);
+    place.wait_for("out", "ready");
+    place.snapshot();
+    let then = contents(&place, "run");
+    fs::write(more, "").unwrap();
+    place.wait_for("out", "done");
+    let untouched = contents(&place, "run");
+    assert_ne!(then, untouched);
+    run.crash();
+    place.wait_for("err", "ckpt-run: restored image=000001");
+    place.go();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    assert_eq!(contents(&place, "run"), untouched);
+    let log: Vec<_> = (0..12).map(|i| format!("step {i}\n")).collect();
+    assert_eq!(place.text("run/log"), log.concat());
+}
+
+/// Runs a job that executes this code after its snapshot, then lets another program act, and crashes the job. Returns the
+/// messages about the refused restore.
+fn refusal(write: &str, meanwhile: impl FnOnce(&Place)) -> (Place, String) {
+    let (place, elsewhere) = (Place::new(), Place::new());
+    let more = elsewhere.file("more");
+    let script = format!(
+        r#"
+import ctypes, os, time
+def wait(name):
+    while not os.path.exists(name): time.sleep(0.01)
+open("data", "w").write("before")
+print("ready", flush=True)
+wait("{}")
+{write}
+print("done", flush=True)
+wait("go")
+"#,
+        more.display()
+    );
+    let mut run = place.start_python(&ON_REQUEST, &script);
+    place.wait_for("out", "ready");
+    place.snapshot();
+    fs::write(more, "").unwrap();
+    place.wait_for("out", "done");
+    meanwhile(&place);
+    run.crash();
+    assert_eq!(run.wait(), 125, "{}", place.text("err"));
+    let said = place.text("err");
+    (place, said)
+}
+
+#[apply(as_user)]
+fn a_change_without_a_report_is_refused_with_the_remedy() {
+    // A system call by its number, as programs do that do not use the C library's functions.
+    let raw = r#"
+libc = ctypes.CDLL(None)
+number, here = {"x86_64": 257, "aarch64": 56}[os.uname().machine], ctypes.c_long(-100)
+data = libc.syscall(ctypes.c_long(number), here, b"data", ctypes.c_long(0o1001), ctypes.c_long(0))
+assert data >= 0
+os.write(data, b"after"); os.close(data)"#;
+    let (place, said) = refusal(raw, |_| ());
+    assert!(
+        said.contains("data") && said.contains("list it in files.include if the job writes it"),
+        "{said}"
+    );
+    assert_eq!(place.text("data"), "after");
+}
+
+#[apply(as_user)]
+fn a_file_of_another_program_is_never_rolled_back() {
+    let (place, said) = refusal("", |place| {
+        fs::write(place.file("notes"), "mine").unwrap();
+    });
+    assert!(
+        said.contains("notes (changed since by an unknown program;"),
+        "{said}"
+    );
+    assert_eq!(place.text("notes"), "mine");
+}
