@@ -50,9 +50,7 @@ pub enum GpuError {
     #[error("cannot keep GPU memory for the image")]
     Resident(#[source] Box<ResidentError>),
     /// A process is inside `cuInit`, or began to share memory on a GPU after the snapshot started.
-    #[error(
-        "cannot take a snapshot while process {pid} starts to use the GPU; another attempt follows later"
-    )]
+    #[error("process {pid} is starting to use the GPU; another attempt follows later")]
     Device {
         /// Pid as the job sees it.
         pid: i32,
@@ -60,7 +58,7 @@ pub enum GpuError {
     /// A process has the GPU's devices open and the driver does not know it as a user of CUDA, though it did not inherit
     /// them. It is about to become one, or uses the GPU in another way.
     #[error(
-        "cannot take a snapshot while process {process} has the GPU's device files open, but does not use CUDA: GPU \
+        "process {process} has the GPU's device files open, but does not use CUDA: GPU \
          state of OpenCL, Vulkan or a plugin of hwloc cannot be restored. Let the process close the GPU (for hwloc, \
          which MPI uses, with {}={} in its environment), or wait if it is starting CUDA",
         HWLOC_WITHOUT_GPUS.0,
@@ -71,9 +69,7 @@ pub enum GpuError {
         process: job::ProcessName,
     },
     /// A process is about to exit: the driver has shut down in it.
-    #[error(
-        "cannot take a snapshot while process {pid} stops using the GPU; another attempt follows later"
-    )]
+    #[error("process {pid} is about to stop using the GPU; another attempt follows later")]
     Leaving {
         /// Pid as the job sees it.
         pid: i32,

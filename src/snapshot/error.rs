@@ -23,7 +23,9 @@ pub enum SnapshotError {
     Files(#[from] job::FilesError),
     /// The job has mounted a file system itself.
     #[error(
-        "cannot take a snapshot: the job has mounted or remounted a file system at {}, and a restore would begin without that; mount it before ckpt-run starts, or undo the mount", .0.display()
+        "the job has mounted or remounted a file system at {}, and a restore would begin without that; mount it before \
+         ckpt-run starts, or undo the mount",
+        .0.display()
     )]
     Mount(PathBuf),
     /// The job has state that cannot be restored, or that a snapshot would harm.
@@ -107,7 +109,7 @@ pub enum SnapshotError {
     #[error("the hook before_snapshot cancelled it (exit code 75)")]
     Vetoed,
     /// The job died while it was dumped.
-    #[error("cannot take a snapshot of a job that has exited")]
+    #[error("the job has exited")]
     Ended,
     /// CRIU was killed while it worked in the job: the job computes, but possibly not as before.
     #[error("process {pid} of the job may be damaged: CRIU was killed while working in it")]
