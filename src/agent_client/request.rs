@@ -31,7 +31,7 @@ impl Kind {
         match self {
             Self::Hello => "reach the agent",
             Self::Probe => "query the driver",
-            Self::Release => "release the device memory",
+            Self::Release => "unmap the device memory",
             Self::Map => "map the device memory",
             Self::Remake => "create new device memory",
             Self::Origins => "query the shared memory",
