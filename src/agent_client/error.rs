@@ -7,7 +7,8 @@ use std::io;
 pub enum AgentError {
     /// A stopped thread holds a lock that the agent needs; nothing was changed.
     #[error(
-        "cannot {request} of process {pid}: a stopped thread is inside the agent; let it continue for a moment, then try again"
+        "cannot {request} of process {pid}: a stopped thread is inside the agent; let it continue for a moment, then try \
+         again"
     )]
     Busy {
         /// The request.
@@ -57,8 +58,8 @@ pub enum AgentError {
     },
     /// The driver failed, and so did the undoing.
     #[error(
-        "cannot {request} of process {pid}: the driver returned {code} to its agent, and device memory is missing; restore \
-         the job"
+        "cannot {request} of process {pid}: the driver returned {code} to its agent, and device memory is missing; \
+         restore the job"
     )]
     Lost {
         /// The request.

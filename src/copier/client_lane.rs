@@ -225,7 +225,7 @@ fn part_of(half: usize, len: usize) -> Range<usize> {
 
 fn name(direction: Direction) -> &'static str {
     match direction {
-        Direction::Drain => "drain GPU memory",
-        Direction::Fill => "fill GPU memory",
+        Direction::Drain => "read GPU memory",
+        Direction::Fill => "write GPU memory",
     }
 }

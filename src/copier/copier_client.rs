@@ -63,7 +63,7 @@ impl Copier {
         });
         let copier = Self { control, process };
         let hello = Request::Hello { version: VERSION };
-        match copier.ask_within(GREETING_MAX, "greet the copier", &hello, &[]) {
+        match copier.ask_within(GREETING_MAX, "connect to the copier", &hello, &[]) {
             Ok((Reply::Hello { version: VERSION }, _)) => Ok(copier),
             Ok(_) | Err(_) => Err(CopierError::NotACopier {
                 program: program.to_owned(),
@@ -169,7 +169,7 @@ impl Copier {
     /// failed. Then the segments of earlier batches (of 1024) have their shadows, all others have none, and the
     /// reserved memory is kept for another attempt.
     pub fn shadow(&self, segments: &[SegmentId]) -> Result<Vec<u64>, CopierError> {
-        let operation = "shadow GPU memory";
+        let operation = "copy GPU memory on the GPU";
         let mut safe = Vec::with_capacity(segments.len());
         let mut rest = segments;
         loop {
@@ -207,7 +207,7 @@ impl Copier {
     /// # Errors
     /// [`CopierError::Refused`] before a GPU was opened, and beyond 64 lanes.
     pub fn lane(&self) -> Result<Lane, CopierError> {
-        let operation = "open a lane";
+        let operation = "open a lane to the copier";
         let failed = |source| CopierError::Talk { operation, source };
         let (ours, theirs) = Socket::pair().map_err(failed)?;
         let (lane, memory) = Lane::new(ours).map_err(failed)?;
