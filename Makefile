@@ -2,7 +2,7 @@
 
 CARGO ?= cargo
 
-.PHONY: help setup build demo test check programs escalations wheel gpu
+.PHONY: help setup build demo test check programs escalations wheel deb gpu
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s  %s\n", $$1, $$2 }' Makefile
@@ -13,8 +13,7 @@ setup: ## provide a compiler and a working CRIU; quick if they exist (root)
 build: setup ## build target/release/ckpt-run
 	$(CARGO) build --release --bin ckpt-run
 
-demo: setup ## snapshot, kill and restore a job, and compare its result (root)
-	$(CARGO) build --release --bin ckpt-run --example count
+demo: build ## snapshot, kill and restore a job, and compare its result (root)
 	@scripts/demo
 
 test: setup ## run all tests (root; those that need a GPU are skipped without one)
@@ -34,6 +33,9 @@ escalations: build ## run jobs of user nobody that try to access root's files (r
 
 wheel: ## build the wheels for pip in target/wheels: the program with its Python module, and CRIU (root)
 	@scripts/wheel
+
+deb: build ## build the Debian packages in target/debs: the program with its manual pages and service, and CRIU (root)
+	@scripts/deb
 
 gpu: ## print the tests for a machine with a GPU
 	@scripts/gpu-help
