@@ -45,19 +45,26 @@ impl Place {
             .current_dir(self.path())
             .env("XDG_CONFIG_HOME", self.path())
             .env_remove("CKPT_RUN_STORE");
-        if let Some(user) = self.user {
-            user.runs(command.env("HOME", self.path()));
-            // The tests make these files, and nobody tells ckpt-run who did.
-            command.env("CKPT_RUN_FILES_EXCLUDE", "go,snapshotted,crashed");
-        }
+        self.own(&mut command);
         command
     }
 
-    /// Makes a command that is not `ckpt-run` run as everything here does.
+    /// Makes a command that starts `ckpt-run` run as everything here does.
     pub fn own(&self, command: &mut Command) {
         if let Some(user) = self.user {
-            user.runs(command);
+            user.runs(command.env("HOME", self.path()));
+            // The tests make these files, and nobody tells ckpt-run who did.
+            command.env(
+                "CKPT_RUN_FILES_EXCLUDE",
+                "go,snapshotted,crashed,enough,slow",
+            );
         }
+    }
+
+    /// Returns a line of `/etc/passwd` for the user who has no account; empty if there is no such user.
+    pub fn account(&self) -> String {
+        self.user
+            .map_or(String::new(), |user| user.account(self.path()))
     }
 
     /// Runs a verb to its end.

@@ -78,6 +78,12 @@ impl Ordinary {
         chown(path, Some(self.0), Some(self.0)).expect("the file is there");
     }
 
+    /// Returns a line of `/etc/passwd` for this user.
+    pub fn account(self, home: &Path) -> String {
+        let home = home.display();
+        format!("ordinary:x:{0}:{0}::{home}:/bin/bash\n", self.0)
+    }
+
     fn reaches(self, path: &str) -> bool {
         let mut test = Command::new("test");
         self.runs(test.args(["-x", path]));

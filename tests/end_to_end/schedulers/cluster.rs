@@ -1,7 +1,8 @@
 //! Slurm cluster of a few nodes: the system's munged, slurmctld and slurmd, with separate key, ports, logs and state.
 //!
-//! The daemons run in a PID namespace, so that all their processes end with it, whatever the test's outcome. Each node
-//! has a PID namespace inside, and a host name; all nodes share the disk.
+//! The daemons run as root in a PID namespace, so that all their processes end with it, whatever the test's outcome. Each
+//! node has a PID namespace inside, and a host name; all nodes share the disk. Jobs are those of the test's user, who gets
+//! an account there.
 
 use std::fs;
 use std::net::TcpListener;
@@ -9,6 +10,9 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
+
+use nix::unistd::geteuid;
+use tempfile::TempDir;
 
 use crate::harness::{LIMIT, Place, installed, program, skip, stderr, stdout};
 
@@ -25,6 +29,7 @@ const PROGRAMS: [&str; 7] = [
 /// The first daemon that exits ends all.
 const DAEMONS: &str = r#"
     here=$PWD
+    mount --bind accounts /etc/passwd
     # A machine whose power goes when there is a file that says so.
     node() {
         unshare --uts --pid --fork --kill-child --mount-proc bash -c "hostname $1; exec slurmd -D" &
@@ -54,6 +59,8 @@ const LOG_TAIL_BYTES: usize = 3000;
 /// Cluster, ended with all its jobs on drop.
 pub struct Cluster<'a> {
     place: &'a Place,
+    /// Folder of the daemons, outside of the job's.
+    folder: TempDir,
     daemons: Child,
     nodes: &'static [&'static str],
 }
@@ -65,11 +72,15 @@ impl<'a> Cluster<'a> {
         if !PROGRAMS.into_iter().all(installed) {
             return None;
         }
-        let folder = place.file("slurm");
+        if !geteuid().is_root() {
+            skip("a Slurm of the test's own needs root");
+            return None;
+        }
+        let folder = tempfile::tempdir().unwrap();
         let nodes = &NODES[..nodes];
-        prepare(&folder, nodes);
-        let log = |name: &str| fs::File::create(folder.join(name)).unwrap();
-        let mut daemons = command(place, "setpriv");
+        prepare(folder.path(), place, nodes);
+        let log = |name: &str| fs::File::create(folder.path().join(name)).unwrap();
+        let mut daemons = command(place, folder.path(), "setpriv");
         daemons
             .args(["--pdeathsig", "KILL", "unshare", "--pid", "--fork"])
             .args([
@@ -81,13 +92,15 @@ impl<'a> Cluster<'a> {
                 "daemons",
             ])
             .args(nodes)
-            .current_dir(&folder)
+            .current_dir(folder.path())
             .stdin(Stdio::null())
             .stdout(log("out"))
             .stderr(log("err"));
+        let daemons = daemons.spawn().unwrap();
         let mut cluster = Self {
             place,
-            daemons: daemons.spawn().unwrap(),
+            folder,
+            daemons,
             nodes,
         };
         let begun = Instant::now();
@@ -108,12 +121,14 @@ impl<'a> Cluster<'a> {
 
     /// Simulates a power failure of the node.
     pub fn lose(&self, node: &str) {
-        fs::write(self.place.file(&format!("slurm/off-{node}")), "").unwrap();
+        fs::write(self.folder.path().join(format!("off-{node}")), "").unwrap();
     }
 
-    /// Runs one of Slurm's programs to its end.
+    /// Runs one of Slurm's programs to its end, as the test's user.
     pub fn ask(&self, program: &str, arguments: &[&str]) -> Output {
-        command(self.place, program)
+        let mut command = command(self.place, self.folder.path(), program);
+        self.place.own(&mut command);
+        command
             .args(arguments)
             .stdin(Stdio::null())
             .output()
@@ -129,7 +144,7 @@ impl<'a> Cluster<'a> {
 
     /// Submits a job; returns its id.
     pub fn submit(&self, script: &str, options: &[&str]) -> String {
-        let name = "job.sbatch";
+        let name = "train.sbatch";
         fs::write(self.place.file(name), script).unwrap();
         self.tell("sbatch", &[&["--parsable"], options, &[name]].concat())
     }
@@ -179,9 +194,9 @@ impl<'a> Cluster<'a> {
             .into_iter()
             .chain(of_nodes)
             .map(|name| {
-                let text = self.place.text(&format!("slurm/{name}"));
+                let text = fs::read(self.folder.path().join(&name)).unwrap_or_default();
                 let tail = text.len().saturating_sub(LOG_TAIL_BYTES);
-                let tail = String::from_utf8_lossy(&text.as_bytes()[tail..]).into_owned();
+                let tail = String::from_utf8_lossy(&text[tail..]).into_owned();
                 format!("--- {name}\n{tail}")
             })
             .collect()
@@ -204,7 +219,7 @@ pub fn messages_of(id: &str) -> String {
 }
 
 /// Returns a command that uses this cluster as its users would.
-fn command(place: &Place, program: &str) -> Command {
+fn command(place: &Place, folder: &Path, program: &str) -> Command {
     let mut command = Command::new(program);
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("SLURM_") {
@@ -212,24 +227,28 @@ fn command(place: &Place, program: &str) -> Command {
         }
     }
     let path = std::env::var("PATH").unwrap();
-    let bin = place.file("slurm/bin");
+    let bin = folder.join("bin");
     command
         .env("PATH", format!("{}:{path}:/usr/sbin:/sbin", bin.display()))
-        .env("SLURM_CONF", place.file("slurm/slurm.conf"))
+        .env("SLURM_CONF", folder.join("slurm.conf"))
         .env("XDG_CONFIG_HOME", place.path())
         .env_remove("CKPT_RUN_STORE")
         .current_dir(place.path());
     command
 }
 
-fn prepare(folder: &Path, nodes: &[&str]) {
-    fs::create_dir_all(folder.join("bin")).unwrap();
+fn prepare(folder: &Path, place: &Place, nodes: &[&str]) {
+    // For the socket of munge, and the configuration.
+    fs::set_permissions(folder, fs::Permissions::from_mode(0o755)).unwrap();
+    fs::create_dir(folder.join("bin")).unwrap();
     symlink(program(), folder.join("bin/ckpt-run")).unwrap();
     let mut key = [0; 128];
     getrandom::fill(&mut key).unwrap();
     fs::write(folder.join("key"), key).unwrap();
     fs::set_permissions(folder.join("key"), fs::Permissions::from_mode(0o400)).unwrap();
     fs::write(folder.join("slurm.conf"), configuration(folder, nodes)).unwrap();
+    let accounts = fs::read_to_string("/etc/passwd").unwrap() + &place.account();
+    fs::write(folder.join("accounts"), accounts).unwrap();
     fs::write(folder.join("gres.conf"), "Name=gpu File=/dev/null\n").unwrap();
 }
 

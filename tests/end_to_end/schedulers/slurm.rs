@@ -4,7 +4,7 @@
 use std::fs;
 
 use super::cluster::{Cluster, NODES, messages_of};
-use crate::harness::{Place, apply, as_root, lines};
+use crate::harness::{Place, apply, as_root_and_user, as_user, lines};
 
 use super::templates::filled;
 
@@ -26,7 +26,7 @@ fn ends_equal(place: &Place, cluster: &Cluster<'_>, id: &str, restarts: &str) {
     assert_eq!(output, lines(40), "{}", place.text(&messages_of(id)));
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn slurm_time_limit_saves_and_the_next_allocation_continues() {
     let place = Place::new();
     let Some(cluster) = Cluster::start(&place, 1) else {
@@ -38,7 +38,7 @@ fn slurm_time_limit_saves_and_the_next_allocation_continues() {
     ends_equal(&place, &cluster, &id, "Restarts=1");
 }
 
-#[apply(as_root)]
+#[apply(as_user)]
 fn job_not_saved_in_time_continues_from_an_older_image() {
     let place = Place::new();
     let Some(cluster) = Cluster::start(&place, 1) else {
@@ -78,7 +78,7 @@ fn preempt(place: &Place, cluster: &Cluster<'_>, id: &str) {
     cluster.wait_for(&other, &["JobState=COMPLETED"]);
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn preempted_slurm_job_continues_on_the_next_node() {
     let place = Place::new();
     let Some(cluster) = Cluster::start(&place, 1) else {
@@ -92,7 +92,7 @@ fn preempted_slurm_job_continues_on_the_next_node() {
     ends_equal(&place, &cluster, &id, "Restarts=1");
 }
 
-#[apply(as_root)]
+#[apply(as_user)]
 fn preemption_without_notice_continues_from_newest_image() {
     let place = Place::new();
     let Some(cluster) = Cluster::start(&place, 1) else {
@@ -118,7 +118,7 @@ fn here_and_there(cluster: &Cluster<'_>, id: &str) -> (&'static str, &'static st
     }
 }
 
-#[apply(as_root)]
+#[apply(as_user)]
 fn job_of_a_preempted_node_continues_on_another() {
     let place = Place::new();
     let Some(cluster) = Cluster::start(&place, 2) else {
@@ -134,7 +134,7 @@ fn job_of_a_preempted_node_continues_on_another() {
     ends_equal(&place, &cluster, &id, "Restarts=1");
 }
 
-#[apply(as_root)]
+#[apply(as_user)]
 fn job_of_a_failed_node_continues_on_another() {
     let place = Place::new();
     let Some(cluster) = Cluster::start(&place, 2) else {
@@ -151,7 +151,7 @@ fn job_of_a_failed_node_continues_on_another() {
     assert!(said.contains("restored image=000001"), "{said}");
 }
 
-#[apply(as_root)]
+#[apply(as_user)]
 fn scancel_cancels() {
     for template in ["slurm", "slurm-preempt"] {
         let place = Place::new();
@@ -174,7 +174,7 @@ fn scancel_cancels() {
     }
 }
 
-#[apply(as_root)]
+#[apply(as_user)]
 fn the_batch_shell_alone_signalled_saves_and_stops_the_job() {
     for (signal, state) in [("TERM", "JobState=FAILED"), ("USR2", "JobState=PENDING")] {
         let place = Place::new();
@@ -189,7 +189,7 @@ fn the_batch_shell_alone_signalled_saves_and_stops_the_job() {
     }
 }
 
-#[apply(as_root)]
+#[apply(as_user)]
 fn a_job_that_fails_fails_the_batch_job_and_is_not_requeued() {
     for template in ["slurm", "slurm-preempt"] {
         let place = Place::new();
