@@ -134,6 +134,14 @@ impl Init {
     }
 
     fn run(mut self) -> io::Result<()> {
+        // A message to a supervisor that was killed fails.
+        let served = self.serve();
+        self.end()?;
+        served
+    }
+
+    /// Carries out requests until there are no more.
+    fn serve(&mut self) -> io::Result<()> {
         loop {
             let mut watched = [
                 PollFd::new(self.control.as_fd(), PollFlags::POLLIN),
@@ -147,7 +155,7 @@ impl Init {
             self.reap()?;
             if requested {
                 match receive(&self.control)? {
-                    Some((Request::End, _)) | None => return self.end(),
+                    Some((Request::End, _)) | None => return Ok(()),
                     Some((request, descriptors)) => self.handle(request, descriptors)?,
                 }
             }
