@@ -12,7 +12,7 @@ use crate::run::run_state::{NoSuchImage, RunStateError};
 use crate::sandbox::UserError;
 use crate::store::{ImageId, LockError, OpenError, ReadError, WriteError};
 
-/// Why a run did not begin, or could not go on. The job does not run.
+/// Reason why a run did not begin, or could not continue. The job does not run.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     /// The program cannot be run.
@@ -44,8 +44,8 @@ pub enum RunError {
     State(#[from] RunStateError),
     /// The store belongs to another command.
     #[error(
-        "cannot go on: the store {} holds a run of another command\n  there: {there}\n  here:  {here}\n\
-         run the same line again, choose another --store, or begin anew with --fresh",
+        "cannot continue: the store {} holds a run of another command\n  there: {there}\n  here:  {here}\n\
+         run the same command, choose another --store, or start over with --fresh",
         store.display()
     )]
     OtherCommand {
@@ -58,7 +58,7 @@ pub enum RunError {
     },
     /// The store holds no run.
     #[error(
-        "cannot go on: the store {} holds no run (is --store right?); begin one with ckpt-run -- CMD",
+        "cannot continue: the store {} holds no run; check --store, or start a run with ckpt-run -- CMD",
         .0.display()
     )]
     NoRun(PathBuf),
@@ -79,15 +79,15 @@ pub enum RunError {
     Sandbox(#[from] crate::sandbox::SandboxError),
     /// Asked to give up rather than to start without an image.
     #[error(
-        "cannot go on: none of the images could be restored; see the messages above, or begin anew with --fresh"
+        "cannot continue: none of the images could be restored; see the messages above, or start over with --fresh"
     )]
     NothingRestorable,
     /// The disk is full on which a restore keeps what it cuts off files. Older images would cut off more.
-    #[error("cannot go on")]
+    #[error("cannot continue")]
     NoRoom(#[source] RestoreError),
     /// The image that was asked for did not become the job; no other is wanted.
     #[error(
-        "cannot continue from image {image}; the run is unchanged; `ckpt-run list` shows the others"
+        "cannot continue from image {image}; the run is unchanged; `ckpt-run list` shows other images"
     )]
     Chosen {
         /// The image.

@@ -27,7 +27,7 @@ use super::observers::journal::host_pid;
 use super::observers::keyboard;
 use super::observers::run_phase::State;
 use super::observers::run_status::Status;
-use super::policy::schedule::Now as Moment;
+use super::policy::schedule::Moment;
 use crate::clock;
 use crate::job::Key;
 use crate::run::format::chain;
@@ -166,7 +166,7 @@ impl Supervisor {
         [
             watch.and_then(HangWatch::next_sample),
             self.observers.systemd.wait(),
-            self.effects.next_look(),
+            self.effects.keyboard.next_look(),
         ]
         .into_iter()
         .flatten()
@@ -285,7 +285,7 @@ impl Supervisor {
                 )))
                 | None => {
                     tracing::warn!(
-                        "a hook that still runs is left to itself, and those that wait are not run"
+                        "not waiting for hooks any longer: running hooks continue, waiting hooks are not run"
                     );
                     return;
                 }
@@ -322,7 +322,10 @@ impl Supervisor {
             return;
         };
         if let Err(error) = before.save(self.context.store.path()) {
-            tracing::warn!("the run counts as gone back: {}", chain(&error));
+            tracing::warn!(
+                "cannot revert run.json: the run will continue from the chosen image: {}",
+                chain(&error)
+            );
         }
     }
 }

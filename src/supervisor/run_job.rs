@@ -45,16 +45,16 @@ pub enum What {
     Command {
         /// The job's command line.
         line: Vec<OsString>,
-        /// Forget the run that the store holds and begin anew.
+        /// Forget the run that the store holds and start over.
         fresh: bool,
     },
-    /// The one that the store holds, whatever became of it, or that of the image: it goes on from an image.
+    /// The run that the store holds, whatever its end, or that of the image: it continues from an image.
     Image(ImageChoice),
 }
 
 /// Supervises a job until it has ended or was saved; returns the exit code.
 ///
-/// Idempotent: with a store that holds the unfinished run of the same command it goes on from the newest good image,
+/// Idempotent: with a store that holds the unfinished run of the same command it continues from the newest good image,
 /// with a finished one it does nothing and returns 0.
 ///
 /// What it expects of its process:
@@ -64,11 +64,11 @@ pub enum What {
 ///   SIGINT, SIGQUIT and SIGHUP go to the job), and stdin, stdout and stderr are the job's. One run a process.
 ///
 /// It blocks. Requests come through the store's socket ([`request_snapshot`](super::request_snapshot) and others). A
-/// caller that is killed takes the job with it; the next call goes on from the newest image. The exit code is the
+/// caller that is killed takes the job with it; the next call continues from the newest image. The exit code is the
 /// job's own, 128+n when signal n killed it, or 75 when it was saved and stopped.
 ///
 /// # Errors
-/// When the run cannot begin or go on; nothing of the job runs then, and images are as they were.
+/// When the run cannot begin or continue; nothing of the job runs then, and images are as they were.
 pub fn run(options: RunOptions) -> Result<u8, RunError> {
     machine::use_one_heap();
     secret::close_process().map_err(system("close this process to others"))?;
@@ -103,7 +103,7 @@ pub fn run(options: RunOptions) -> Result<u8, RunError> {
     tracing::debug!(?swept, "swept the store");
     let plan = begin(&store, what, &directory)?;
     let Some((state, beginning)) = plan else {
-        tracing::info!(store = %store.path().display(), "this run has finished already; --fresh begins anew");
+        tracing::info!(store = %store.path().display(), "this run has finished already; --fresh starts it again");
         return Ok(0);
     };
     capabilities::warn_of_missing(config.isolation);
@@ -185,7 +185,7 @@ fn begin_from_image(
         report_left(&left, images);
     }
     if state.progress == Progress::Finished {
-        tracing::info!("the run had finished: what it did after the image is done again");
+        tracing::info!("the run had finished: the job repeats its work after the image");
     }
     state.progress = Progress::Running;
     Ok((state, beginning))
@@ -224,9 +224,9 @@ fn begin_again(
 fn report_left(left: &RunState, images: &[ImageEntry]) {
     let newest = images.iter().rfind(|image| left.goes_on_from(image));
     let back = newest.map_or_else(String::new, |image| {
-        format!("; `ckpt-run restore {}` goes back to it", image.id)
+        format!("; `ckpt-run restore {}` returns to that run", image.id)
     });
-    tracing::info!(left = %left.command, "the image is of another run than the store was at{back}");
+    tracing::info!(left = %left.command, "the image belongs to another run than the store's last one{back}");
 }
 
 /// Warns of images that were copied or imported: this line has no run to continue.
@@ -234,8 +234,8 @@ fn warn_of_strangers(images: &[ImageEntry]) {
     if let Some(newest) = images.last() {
         tracing::warn!(
             newest = %newest.id,
-            "the store has images but does not say of which run: the job begins at its start; to go on from the newest \
-             one instead, stop it and use `ckpt-run restore`"
+            "the store has images of an unknown run: the job starts from the beginning; to continue from the newest image, \
+             stop the job and use `ckpt-run restore`"
         );
     }
 }

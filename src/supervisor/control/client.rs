@@ -24,14 +24,14 @@ pub enum ControlError {
     Talk(#[from] io::Error),
     /// The supervisor does not answer.
     #[error(
-        "cannot get an answer from the supervisor within {0:?}: it may be stopped (Ctrl-Z; `fg` or kill -CONT lets it go on)"
+        "cannot get an answer from the supervisor within {0:?}: it may be stopped (Ctrl-Z); continue it with `fg` or kill -CONT"
     )]
     Silent(Duration),
     /// The supervisor exited before it answered.
     #[error("cannot wait for the answer: the supervisor ended")]
     Ended,
     /// The supervisor does not understand the request, or its answer is not understood.
-    #[error("cannot talk to the supervisor: it is of another version of ckpt-run")]
+    #[error("cannot talk to the supervisor: it is another version of ckpt-run")]
     OtherVersion,
     /// The supervisor could not carry out the request.
     #[error("cannot {action}: {reason}")]
@@ -42,14 +42,14 @@ pub enum ControlError {
         reason: String,
     },
     /// The supervisor cannot carry out the request at present.
-    #[error("cannot unpause the job: {0}; --wait waits for that")]
+    #[error("cannot unpause the job: {0}; `ckpt-run unpause --wait` waits for it")]
     NotYet(String),
 }
 
 /// Asks the supervisor of `store` for a snapshot and waits until the image is durable.
 ///
 /// # Errors
-/// When no supervisor runs, or the snapshot failed; the job goes on in every case.
+/// When no supervisor runs, or the snapshot failed; the job continues in every case.
 pub fn request_snapshot(store: &Path) -> Result<ImageId, ControlError> {
     image(ask(store, &Request::Snapshot)?, "take a snapshot")
 }
@@ -57,16 +57,16 @@ pub fn request_snapshot(store: &Path) -> Result<ImageId, ControlError> {
 /// Asks the supervisor of `store` to pause the job: it is snapshotted, stopped, and holds no GPU any more.
 ///
 /// # Errors
-/// When no supervisor runs, or the snapshot failed; the job goes on in every case.
+/// When no supervisor runs, or the snapshot failed; the job continues in every case.
 pub fn request_pause(store: &Path) -> Result<ImageId, ControlError> {
     image(ask(store, &Request::Pause)?, "pause the job")
 }
 
 /// Asks the supervisor of `store` to end the run once an image of it is durable, and waits until it has ended. The same
-/// line goes on from that image.
+/// command line continues from that image.
 ///
 /// # Errors
-/// When no supervisor runs, or the snapshot failed; the job goes on then.
+/// When no supervisor runs, or the snapshot failed; the job continues then.
 pub fn request_stop(store: &Path) -> Result<ImageId, ControlError> {
     let (answer, mut rest) = ask_long(store, &Request::Stop)?;
     let id = image(answer, "stop the job")?;
@@ -81,7 +81,7 @@ pub fn request_stop(store: &Path) -> Result<ImageId, ControlError> {
     }
 }
 
-/// Asks the supervisor of `store` to let a paused job go on.
+/// Asks the supervisor of `store` to continue a paused job.
 ///
 /// # Errors
 /// When no supervisor runs or the job is not paused; [`ControlError::NotYet`] while the GPUs have no room for it.
@@ -95,12 +95,12 @@ pub fn request_unpause(store: &Path) -> Result<(), ControlError> {
     }
 }
 
-/// Asks the supervisor of `store` how the run is.
+/// Asks the supervisor of `store` for the status of the run.
 ///
 /// # Errors
 /// When no supervisor runs, or it does not answer: stopped by the terminal, it cannot.
 pub fn request_status(store: &Path) -> Result<Status, ControlError> {
-    let action = "tell the status";
+    let action = "get the status";
     match ask_within(store, &Request::Status, Some(STATUS_LIMIT))?.0 {
         Answer::Status(status) => Ok(*status),
         Answer::Failed(reason) if reason == RUN_ENDED => Err(ControlError::Ended),
@@ -166,7 +166,7 @@ fn ask_within(
     Ok((answer, connection))
 }
 
-/// A supervisor that ends leaves what it was asked unread, and the kernel says so.
+/// Converts an error of the connection. A supervisor that ends leaves requests unread, and the kernel reports that.
 fn talk(error: io::Error) -> ControlError {
     match error.kind() {
         io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => ControlError::Ended,

@@ -133,7 +133,7 @@ pub(super) async fn converse(
     let is_stop = matches!(request, Ok(Request::Stop));
     clients.send_modify(|clients| *clients += 1);
     let answer = match request {
-        Err(error) => Answer::Failed(format!("understand the request: {error}")),
+        Err(error) => Answer::Failed(format!("the request is not valid: {error}")),
         Ok(request) => answered(request, &inbox).await,
     };
     let written = write(&mut writer, &answer).await;

@@ -16,7 +16,7 @@ use crate::snapshot::paused::StillPaused;
 use crate::snapshot::take_snapshot::{Afterwards, Snapshotted};
 use crate::store::{ImageEntry, ReadError};
 use crate::supervisor::hang::detector::Finding;
-use crate::supervisor::policy::schedule::Now as Moment;
+use crate::supervisor::policy::schedule::Moment;
 
 /// Facts of the moment of an event.
 #[derive(Debug)]

@@ -13,8 +13,7 @@ use crate::snapshot::take_snapshot::Afterwards;
 use crate::supervisor::notice::Notice;
 
 /// Answer to a request for a snapshot of a killed job.
-const NO_IMAGE: &str =
-    "cannot take a snapshot: the paused job was killed, and no image of it is left";
+const NO_IMAGE: &str = "the paused job was killed and has no image";
 
 impl Machine {
     /// Returns true if the job is paused, or was killed while it was paused.
@@ -91,7 +90,7 @@ impl Machine {
     pub(super) fn unpaused(&mut self, result: Result<Duration, Refusal>) {
         let Stage::Running(Running { pause, .. }) = &mut self.stage else {
             self.act(Action::AbandonPause);
-            let why = "it was killed meanwhile".to_owned();
+            let why = "it was killed".to_owned();
             self.answer_unpause(Err(StillPaused::Failed(why)));
             return self.work_ended();
         };

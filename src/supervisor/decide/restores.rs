@@ -66,7 +66,7 @@ impl Machine {
     pub(super) fn start(&mut self) {
         self.attempts.restored_from = None;
         self.last_available.clear();
-        let why = "no image of it could be restored, and it begins anew".to_owned();
+        let why = "none of its images could be restored; it starts from the beginning".to_owned();
         self.answer_unpause(Err(StillPaused::Failed(why)));
         self.stage = Stage::Starting;
         self.act(Action::Start);
@@ -99,7 +99,7 @@ impl Machine {
             return self.restore_next(0);
         }
         if self.any_images() && self.settings.restart.without_image != WithoutImage::Start {
-            return self.give_up_restoring();
+            return self.fail(RunError::NothingRestorable);
         }
         self.notify(Notice::NoImageYet);
         self.start();
@@ -133,14 +133,10 @@ impl Machine {
         }
         let start = self.settings.restart.without_image == WithoutImage::Start;
         if !self.attempts.refused.is_empty() || !start {
-            return self.give_up_restoring();
+            return self.fail(RunError::NothingRestorable);
         }
         self.notify(Notice::NoImageLeft);
         self.start();
-    }
-
-    fn give_up_restoring(&mut self) {
-        self.fail(RunError::NothingRestorable);
     }
 
     fn examine(&mut self, id: ImageId, skip_newest: usize) {
@@ -169,6 +165,7 @@ impl Machine {
                 self.notify(Notice::NewerAbandoned(id));
             }
         }
+        self.available();
         self.notify(Notice::RestoreBegan(id));
         self.act(Action::BringBack);
     }
@@ -228,6 +225,7 @@ impl Machine {
     pub(super) fn revert_return(&mut self) {
         if std::mem::take(&mut self.attempts.returned) {
             self.state.revert_return();
+            self.available();
             self.act(Action::Save);
             self.notify(Notice::NewerTakenUp);
         }

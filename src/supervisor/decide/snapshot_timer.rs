@@ -16,7 +16,7 @@ use crate::store::{ImageEntry, Store};
 use crate::supervisor::error::RunError;
 use crate::supervisor::notice::Notice;
 use crate::supervisor::policy::interval::{self, Cost, Rules, Seen};
-use crate::supervisor::policy::schedule::{Now as Moment, Schedule, Snapshotted as LastSnapshot};
+use crate::supervisor::policy::schedule::{LastSnapshot, Moment, Schedule};
 
 /// Number of images whose freezes are the first mean: as many as the mean remembers.
 const IMAGES_ASKED: usize = 5;

@@ -11,7 +11,7 @@ use crate::snapshot::paused::StillPaused;
 use crate::snapshot::take_snapshot::Afterwards;
 use crate::store::ImageId;
 use crate::supervisor::policy::restart::ExitStatus;
-use crate::supervisor::policy::schedule::Now as Moment;
+use crate::supervisor::policy::schedule::Moment;
 
 /// First step of a supervisor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

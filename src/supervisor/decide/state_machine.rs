@@ -37,7 +37,7 @@ use crate::supervisor::observers::run_phase::State;
 use crate::supervisor::observers::run_status::{Status, after, beginning};
 use crate::supervisor::policy::compute_clock::ComputeClock;
 use crate::supervisor::policy::restart::{Stopping, restarts_left};
-use crate::supervisor::policy::schedule::Now as Moment;
+use crate::supervisor::policy::schedule::Moment;
 
 /// The decisions of a run, and the state that they depend on.
 #[derive(Debug)]
@@ -343,13 +343,13 @@ impl Machine {
             Stage::Starting => "starting the job".to_owned(),
             Stage::Restoring(restoring) => format!("restoring image {}", restoring.id),
             Stage::Ending(_) | Stage::Over => "the job has ended".to_owned(),
-            Stage::Waiting { until: None, .. } => "paused; the job is restored then".to_owned(),
+            Stage::Waiting { until: None, .. } => "paused; an unpause restores the job".to_owned(),
             Stage::Waiting { .. } => "waiting before the job is restored".to_owned(),
             Stage::Running(Running {
                 pause: Some(pause), ..
             }) => match pause {
                 Pause::Paused(image) => format!("paused at image {image}"),
-                Pause::Ending(image) => format!("going on from image {image}"),
+                Pause::Ending(image) => format!("continuing from image {image}"),
             },
             Stage::Running(Running {
                 busy: Some(Snapshotting { .. }),

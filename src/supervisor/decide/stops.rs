@@ -19,10 +19,9 @@ const SAME_SIGNAL: Duration = Duration::from_millis(300);
 const DELIVERY_LIMIT: Duration = Duration::from_secs(5);
 
 /// Refusal of a stop that would keep nothing.
-const NO_IMAGE: &str = "no job runs now, and there is no image to go on from later; SIGTERM to the supervisor ends the \
-                        run all the same";
+const NO_IMAGE: &str = "the job does not run and has no image to continue from; SIGTERM to the supervisor ends the run";
 /// Refusal of a stop after the job's own exit, whose exit code says how.
-const ENDED: &str = "the job has just ended by itself";
+const ENDED: &str = "the job has just ended";
 
 impl Machine {
     /// Handles SIGTERM: a snapshot and the end within the grace period; at the second one, the end at once.

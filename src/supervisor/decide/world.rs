@@ -25,7 +25,7 @@ use crate::snapshot::paused::StillPaused;
 use crate::snapshot::take_snapshot::Afterwards;
 use crate::store::{ImageEntry, ImageId, ReadError};
 use crate::supervisor::notice::Notice;
-use crate::supervisor::policy::schedule::Now as Moment;
+use crate::supervisor::policy::schedule::Moment;
 
 /// Time after the grace period in which output may be delivered.
 pub(super) const DELIVERY_LIMIT: Duration = Duration::from_secs(5);
@@ -215,12 +215,24 @@ impl World {
             let actions = self.machine.on(event, now);
             let has_read = self.lists_read.get() != lists_read;
             assert!(needs_images || !has_read, "the store is read for nothing");
+            if has_read && self.store_answers && !self.machine.is_over() {
+                let known = &self.machine.last_available;
+                assert_eq!(*known, self.available(), "the status counts other images");
+            }
             for action in actions {
                 assert!(!self.over, "{action:?} after the end");
                 events.extend(self.act(action, stale_unpause));
             }
             self.check();
         }
+    }
+
+    fn available(&self) -> Vec<ImageId> {
+        let (state, refused) = (self.machine.state(), &self.machine.attempts.refused);
+        let images = self.images.iter();
+        let ours = images.filter(|image| image.damaged.is_none() && state.goes_on_from(image));
+        let ids = ours.map(|image| image.id);
+        ids.filter(|id| !refused.contains(id)).collect()
     }
 
     fn store_images(&self) -> StoreImages {

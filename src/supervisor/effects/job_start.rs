@@ -31,7 +31,7 @@ impl Effects {
         let sandbox = self.new_sandbox(None, state)?;
         let mut streams = locked(&self.streams);
         if !streams.stdin.rewind(&InputMark::default()) {
-            tracing::warn!("stdin goes on with what comes next: its beginning is forgotten");
+            tracing::warn!("cannot rewind stdin: the job reads later input only");
         }
         let connect = system("make the job's standard streams");
         let ends = streams.connect(&sandbox).map_err(&connect)?;
@@ -47,7 +47,7 @@ impl Effects {
             IoUring::Allow
         };
         let anew = self.context.files.begin_anew();
-        anew.map_err(system("forget the record of the job's files"))?;
+        anew.map_err(system("clear the record of the job's files"))?;
         self.context.watch(&sandbox);
         let credentials = user.map(|user| &user.credentials);
         sandbox.start_job(&self.context.command, io_uring, credentials, &ends)?;
@@ -73,7 +73,7 @@ impl Effects {
         Ok(self.try_sandbox(only, state)?)
     }
 
-    /// A sandbox with the most isolation that is permitted.
+    /// Starts a sandbox with the most isolation that is permitted.
     fn best_sandbox(&mut self, state: &RunState) -> Result<Arc<Sandbox>, RunError> {
         match self.try_sandbox(Isolation::Namespaces, state) {
             Err(error) if is_privilege(&error) => {}
@@ -82,7 +82,7 @@ impl Effects {
         match self.try_sandbox(Isolation::User, state) {
             Err(error) if is_privilege(&error) => {
                 tracing::warn!(
-                    "running without isolation, because {}: snapshots need privileges, and a restore works only while the job's pids are free",
+                    "running without isolation: {}; snapshots need privileges, and a restore needs the job's pids to be free",
                     chain(&error)
                 );
                 Ok(self.try_sandbox(Isolation::None, state)?)
@@ -203,12 +203,12 @@ impl Effects {
                 .collect();
             let set = set.join(" ");
             if self.context.config.cuda.nccl == config::Nccl::Peer {
-                tracing::info!(%set, "NCCL shares memory between GPUs in a way that comes back on the same GPUs");
+                tracing::info!(%set, "NCCL shares memory between GPUs: the job can be restored on the same GPUs only");
             } else {
                 tracing::info!(
                     %set,
-                    "NCCL shares no memory between GPUs, so that the job can be snapshotted and comes back on any; \
-                     cuda.nccl = \"peer\" is faster and comes back on the same GPUs, \"off\" leaves it alone"
+                    "NCCL shares no memory between GPUs: the job can be restored on any GPUs; cuda.nccl = \"peer\" is \
+                     faster but needs the same GPUs, \"off\" does not change NCCL"
                 );
             }
         }

@@ -44,7 +44,7 @@ pub(crate) struct Effects {
     /// The hook of the last snapshot, which may run.
     pub(super) hook: HookHold,
     pub(super) meter: Arc<Mutex<Meter>>,
-    keyboard: Keyboard,
+    pub keyboard: Keyboard,
 }
 
 #[derive(Debug)]
@@ -104,12 +104,20 @@ impl Effects {
             Action::Snapshot(order) => return Ok(self.begin_snapshot(order, state)),
             Action::HurryHook(limit) => self.hook.shorten(limit),
             Action::Unpause(image) => self.unpause(image)?,
-            Action::AbandonPause => self.abandon_pause(),
+            Action::AbandonPause => {
+                if let Some(paused) = locked(&self.paused).take() {
+                    paused.abandon();
+                }
+            }
             Action::FindRoom(image) => {
                 return Ok(Outcome::Event(Event::Room(self.lacking(image))));
             }
             Action::SignalJob(signal) => self.signal_job(signal, false),
-            Action::Kill => self.kill(),
+            Action::Kill => {
+                if let Some(sandbox) = self.sandbox() {
+                    sandbox.kill();
+                }
+            }
             Action::Drain => self.drain()?,
             Action::PrepareStandby(image) => self.standby.prepare(&self.context, image),
             Action::DismissStandby => self.standby.dismiss(),
@@ -177,12 +185,6 @@ impl Effects {
         Outcome::Notice(Notice::Restored { image, restored })
     }
 
-    fn abandon_pause(&self) {
-        if let Some(paused) = locked(&self.paused).take() {
-            paused.abandon();
-        }
-    }
-
     /// Returns what the GPUs lack for the image. An image that cannot be read now is read by its restore.
     fn lacking(&self, image: ImageId) -> Option<String> {
         let manifest = self.context.store.manifest(image).ok()?;
@@ -200,12 +202,6 @@ impl Effects {
         }
     }
 
-    fn kill(&self) {
-        if let Some(sandbox) = self.sandbox() {
-            sandbox.kill();
-        }
-    }
-
     /// Stops the job and this process. Returns when somebody continues this process.
     fn stop_self(&mut self, with_job: bool) -> Event {
         let stopped = clock::now();
@@ -214,7 +210,7 @@ impl Effects {
         }
         self.keyboard.give_back();
         if let Err(error) = signal_hook::low_level::emulate_default_handler(nix::libc::SIGTSTP) {
-            tracing::warn!(%error, "cannot stop");
+            tracing::warn!(%error, "cannot stop ckpt-run");
         }
         if with_job {
             self.signal_job(nix::libc::SIGCONT, true);
@@ -240,14 +236,10 @@ impl Effects {
         }
     }
 
-    pub fn next_look(&self) -> Option<std::time::Duration> {
-        self.keyboard.next_look()
-    }
-
     fn set_aside(&self, id: ImageId, reason: &str) -> Event {
         let result = self.context.store.set_aside(&self.context.lock, id, reason);
         if let Err(error) = &result {
-            tracing::warn!(image = %id, "cannot set the image aside: {}", chain(error));
+            tracing::warn!(image = %id, "cannot mark the image as damaged: {}", chain(error));
         }
         Event::SetAside {
             done: result.is_ok(),
@@ -257,7 +249,7 @@ impl Effects {
     /// Saves the run's state. On a full disk the job matters more: the saved state stays as it is.
     fn save(&self, state: &RunState) {
         if let Err(error) = state.save(self.context.store.path()) {
-            tracing::warn!("cannot remember how far the run is: {}", chain(&error));
+            tracing::warn!("cannot save the state of the run: {}", chain(&error));
         }
     }
 }

@@ -143,15 +143,15 @@ impl Effects {
         let (context, inbox) = (Arc::clone(&self.context), self.inbox.clone());
         let work = move || {
             let write = || stack_report::write(&context, &job, &suspect.finding.to_string());
-            let panicked = || Err(io::Error::other("a mistake in ckpt-run, please report it"));
+            let panicked = || Err(io::Error::other("a bug in ckpt-run, please report it"));
             let log = catch_unwind(AssertUnwindSafe(write)).unwrap_or_else(|_| panicked());
             if let Err(error) = &log {
-                tracing::warn!("cannot log what the job does: {}", chain(error));
+                tracing::warn!("cannot write the report on the hung job: {}", chain(error));
             }
             report(&inbox, Event::Diagnosed(suspect, log.ok()));
         };
         if let Err(error) = on_thread("diagnosis", work) {
-            tracing::warn!(%error, "cannot log what the job does");
+            tracing::warn!(%error, "cannot write the report on the hung job");
             return Outcome::Event(Event::Diagnosed(suspect, None));
         }
         Outcome::None

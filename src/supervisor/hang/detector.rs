@@ -169,7 +169,7 @@ impl<T: Copy> Watch<T> {
     }
 }
 
-/// The signs of one life of a job.
+/// Signs of one attempt of a job.
 #[derive(Debug, Clone, Copy)]
 pub struct Signs {
     output: Option<Watch<u64>>,

@@ -32,7 +32,7 @@ pub(crate) fn sampler(source: Source, inbox: Sender<Message>) -> SyncSender<Arc<
         .name("samples".to_owned())
         .spawn(work)
     {
-        tracing::warn!(%error, "signs of a hang are not looked for");
+        tracing::warn!(%error, "cannot watch for hangs");
     }
     asks
 }
@@ -40,7 +40,7 @@ pub(crate) fn sampler(source: Source, inbox: Sender<Message>) -> SyncSender<Arc<
 fn sample_all(source: &Source, asked: &Receiver<Arc<Job>>, inbox: &Sender<Message>) {
     let activity = source.gpu.then(Activity::load);
     if let Some(None) = activity {
-        tracing::warn!("hang.gpu has no effect: there is no GPU, or no NVML to tell of its work");
+        tracing::warn!("hang.gpu has no effect: there is no GPU, or NVML is missing");
     }
     let activity = activity.flatten();
     for job in asked {
@@ -82,7 +82,7 @@ impl Source {
     }
 }
 
-/// `None` where that cannot be told, as on a network file system that is away.
+/// Returns `None` if that is unknown, as on a network file system that is not reachable.
 fn touched(path: &Path) -> Option<Touched> {
     match std::fs::metadata(path) {
         Ok(about) => Some(Touched::At(about.mtime(), about.mtime_nsec())),

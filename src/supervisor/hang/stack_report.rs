@@ -42,7 +42,7 @@ pub(crate) fn write(context: &RunContext, job: &Job, why: &str) -> io::Result<Pa
         file,
         left: LOG_BYTES_MAX,
     };
-    writeln!(log, "the job was taken for hung: {why}")?;
+    writeln!(log, "the job hangs: {why}")?;
     job::write_stacks(&processes, &mut log)?;
     let begun = clock::now();
     let of_the_job = processes.iter().filter(|one| one.pid != job.pids.root);
@@ -54,7 +54,7 @@ pub(crate) fn write(context: &RunContext, job: &Job, why: &str) -> io::Result<Pa
     Ok(path)
 }
 
-/// Adds the stacks of a process, by the first tool that tells them.
+/// Adds the stacks of a process, by the first tool that prints them.
 fn trace(process: Process, log: &mut impl Write) -> io::Result<()> {
     for (tool, words) in tools(process.host_pid) {
         if program::check(tool.as_ref()).is_err() {

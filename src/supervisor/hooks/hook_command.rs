@@ -119,12 +119,12 @@ pub(crate) fn run(call: &Call, mut say: impl FnMut(&str)) -> Ended {
             match ended.and_then(|ended| Ok((ended, child.wait()?))) {
                 Ok((true, status)) => outcome(status),
                 Ok((false, _)) => Outcome::TimedOut,
-                Err(error) => Outcome::Failed(format!("it cannot be followed: {error}")),
+                Err(error) => Outcome::Failed(format!("cannot wait for it: {error}")),
             }
         }
         Err(error) => {
             call.hook_group.let_go();
-            Outcome::Failed(format!("it cannot be started: {error}"))
+            Outcome::Failed(format!("cannot start it: {error}"))
         }
     };
     lines.end(&mut say);
@@ -254,7 +254,7 @@ impl Lines {
         let line = std::mem::take(&mut self.line);
         self.said += 1;
         if self.said == self.max {
-            say("(more is not shown)");
+            say("(further lines are not shown)");
         }
         if self.said < self.max {
             // Escape sequences are for a terminal of its own.

@@ -77,7 +77,7 @@ impl HookGroup {
                 // One that has run out says nothing.
                 let longer = matches!(timer.get(), Ok(Some(Expiration::OneShot(left))) if Duration::from(left) > time);
                 if longer && let Err(error) = arm(timer, time) {
-                    tracing::debug!(%error, "a hook's time cannot be shortened");
+                    tracing::debug!(%error, "cannot shorten a hook's time");
                 }
             }
             State::Over => {}
@@ -115,7 +115,7 @@ impl HookHold {
 impl Drop for HookHold {
     fn drop(&mut self) {
         if self.0.as_ref().is_some_and(|hook_group| hook_group.kill()) {
-            tracing::warn!("hook before_snapshot is killed, as the run ends");
+            tracing::warn!("hook before_snapshot was killed because the run ends");
         }
     }
 }
@@ -125,7 +125,7 @@ fn kill_group(group: Pid) {
     let _ = killpg(group, Signal::SIGKILL);
 }
 
-/// A time of nothing would never be over.
+/// Sets the timer. A time of zero would disarm it.
 fn arm(timer: &TimerFd, time: Duration) -> nix::Result<()> {
     let time = TimeSpec::from_duration(time.max(Duration::from_nanos(1)));
     timer.set(Expiration::OneShot(time), TimerSetTimeFlags::empty())

@@ -59,7 +59,7 @@ impl Hooks {
         if queue.try_send(call).is_ok() {
             self.running += 1;
         } else {
-            tracing::warn!("hook {} is not run: too many wait", occasion.as_str());
+            tracing::warn!("hook {} is not run: too many hooks wait", occasion.as_str());
         }
     }
 }
@@ -118,7 +118,7 @@ fn worker(inbox: Sender<Message>) -> SyncSender<Call> {
         }
     };
     if let Err(error) = thread::Builder::new().name("hooks".to_owned()).spawn(work) {
-        tracing::warn!(%error, "hooks cannot be run");
+        tracing::warn!(%error, "cannot run hooks");
     }
     queue
 }

@@ -19,7 +19,7 @@ use crate::run::running_job::SharedStreams;
 use crate::supervisor::hooks::queue::Hooks;
 use crate::supervisor::inbox::Message;
 use crate::supervisor::notice::{Notice, Situation};
-use crate::supervisor::policy::schedule::Now as Moment;
+use crate::supervisor::policy::schedule::Moment;
 use crate::sync::locked;
 
 #[derive(Debug)]

@@ -17,7 +17,7 @@ use crate::supervisor::policy::restart::ExitStatus;
 /// The run's events, in the log and added up.
 #[derive(Debug)]
 pub(crate) struct Journal {
-    /// Each with whether it was told that it cannot be written.
+    /// The logs. True if a failure to write one was reported.
     logs: Vec<(Log, bool)>,
     pub account: Account,
     crash_progress: CrashProgress,
@@ -26,7 +26,7 @@ pub(crate) struct Journal {
 }
 
 impl Journal {
-    /// The chronicle in a store, and in another file if one is named; goes on with what the store's log has of the run.
+    /// Opens the log in a store, and another one if it is named. Continues the account of the run in the store's log.
     pub fn open(store: &Path, other: Option<&PathBuf>, run: u64) -> Self {
         let path = history::path(store);
         let account = Account::of(history::entries(&path));
@@ -156,7 +156,7 @@ impl Journal {
                 Ok(()) => {}
                 Err(error) if *told => tracing::debug!("{}", chain(&error)),
                 Err(error) => {
-                    tracing::warn!("{}: events are missing there", chain(&error));
+                    tracing::warn!("{}; this log lacks events", chain(&error));
                     *told = true;
                 }
             }

@@ -91,7 +91,7 @@ impl Keyboard {
 /// the job. Without a process that continues this one, nothing happens.
 pub(crate) fn suspend_group() {
     if is_ignored(Signal::SIGTSTP) || !somebody_continues_us() {
-        tracing::debug!("not stopped: nobody could let us go on");
+        tracing::debug!("not stopped: no process could continue ckpt-run");
     } else {
         let _ = kill(Pid::from_raw(0), Signal::SIGTSTP); // the group is our own
     }

@@ -27,7 +27,7 @@ pub(super) fn log(notice: &Notice) {
         Notice::SnapshotFailed { kind, reason, then } => snapshot_failed(kind, reason, *then),
         Notice::SentTerm => tracing::info!("sending SIGTERM to the job"),
         Notice::Paused(_) => tracing::info!(
-            "paused: the job stands still, its GPUs are free; `ckpt-run unpause` lets it go on"
+            "paused: the job is frozen and its GPUs are free; `ckpt-run unpause` continues it"
         ),
         Notice::Unpaused(took) => {
             tracing::info!(took = %seconds(*took), "unpaused: the job computes again");
@@ -37,7 +37,7 @@ pub(super) fn log(notice: &Notice) {
             lost,
         } => {
             let meaning = if *lost {
-                "the job does not go on and will be restored"
+                "the job did not continue and will be restored"
             } else {
                 "the job stays paused"
             };
@@ -54,35 +54,35 @@ pub(super) fn log(notice: &Notice) {
             let log = log.unwrap_or_else(|| "none".to_owned());
             let follows = match action {
                 HangAction::Restore => "it is killed and restored",
-                HangAction::Report => "it is left alone (hang.action)",
+                HangAction::Report => "no action is taken (hang.action)",
             };
             tracing::error!(log = %log, "the job hangs, {reason}: {follows}");
         }
         Notice::SilenceLeftOut(newest) => {
-            tracing::info!(back_to = %newest, "images from the silence are left out");
+            tracing::info!(back_to = %newest, "skipping the images that were taken while the job was silent");
         }
         Notice::SuspectEnded => {
-            tracing::debug!("the job has ended, or is about to, before it was taken for hung");
+            tracing::debug!("the suspected job ended before it was declared hung");
         }
         exit_or_restore => log_attempt(exit_or_restore),
     }
 }
 
-/// Logs a notice of an exit or a restore. The rest has no line.
+/// Logs a notice of an exit or a restore. Other notices have no line.
 fn log_attempt(notice: &Notice) {
     match notice {
         Notice::NoImageYet => {
-            tracing::info!("the run was begun before but has no image yet: it begins anew");
+            tracing::info!("the run has no image yet: the job starts from the beginning");
         }
         Notice::NoImageLeft => {
-            tracing::warn!("no image could be restored: the job begins anew");
+            tracing::warn!("no image could be restored: the job starts from the beginning");
         }
         Notice::Unreadable {
             image,
             instead,
             reason,
         } => {
-            let instead = instead.map_or("there is no older one", |_| "an older one is used");
+            let instead = instead.map_or("there is no older one", |_| "an older one is restored");
             tracing::warn!(image = %image, "the image cannot be read, {instead}: {reason}");
         }
         Notice::PausedJobCrashed(status) => {
@@ -92,7 +92,7 @@ fn log_attempt(notice: &Notice) {
             tracing::warn!(end = %status, wait = %seconds(*delay), "the job crashed");
         }
         Notice::RestartDue(status, delay) => {
-            tracing::warn!(end = %status, wait = %seconds(*delay), "the job ended; there is no image, it begins anew");
+            tracing::warn!(end = %status, wait = %seconds(*delay), "the job ended without an image; it starts from the beginning");
         }
         Notice::GaveUp {
             status: Some(status),
@@ -105,7 +105,7 @@ fn log_attempt(notice: &Notice) {
             reason,
             then: AfterFailure::Retry(delay),
         } => {
-            tracing::warn!(image = %image, wait = %seconds(*delay), "restore failed, the image is tried again: {reason}");
+            tracing::warn!(image = %image, wait = %seconds(*delay), "restore failed; the image will be tried again: {reason}");
         }
         Notice::RestoreFailed {
             image,
@@ -113,10 +113,10 @@ fn log_attempt(notice: &Notice) {
             then: AfterFailure::Older,
         } => tracing::error!(image = %image, "restore failed: {reason}"),
         Notice::NewerAbandoned(image) => {
-            tracing::info!(back_to = %image, "newer images are abandoned; `ckpt-run restore` can still name one");
+            tracing::info!(back_to = %image, "the run abandons newer images; `ckpt-run restore IMAGE` can still restore one");
         }
         Notice::NewerTakenUp => {
-            tracing::info!("the newer images are no longer abandoned: the older one did not run");
+            tracing::info!("the run keeps its newer images: the older image did not run");
         }
         _ => {}
     }
@@ -138,17 +138,17 @@ fn snapshot(done: &Snapshotted) {
 fn snapshot_failed(kind: &str, reason: &str, then: AfterSnapshotFailure) {
     match then {
         AfterSnapshotFailure::Ended => {
-            tracing::info!("snapshot called off: the job ended during it");
+            tracing::info!("snapshot cancelled: the job ended");
         }
-        AfterSnapshotFailure::Vetoed => tracing::info!("no snapshot this time: {reason}"),
+        AfterSnapshotFailure::Vetoed => tracing::info!("snapshot skipped: {reason}"),
         AfterSnapshotFailure::Killed => tracing::error!(
             kind,
-            "snapshot failed, the job does not compute as before and is ended: {reason}"
+            "snapshot failed; the job may be damaged and is killed: {reason}"
         ),
         AfterSnapshotFailure::Continues { failed } => tracing::warn!(
             kind,
             failed,
-            "snapshot failed, the job goes on, older images are untouched: {reason}"
+            "snapshot failed; the job continues, older images are unchanged: {reason}"
         ),
     }
 }
@@ -156,13 +156,15 @@ fn snapshot_failed(kind: &str, reason: &str, then: AfterSnapshotFailure) {
 fn stops_unsaved(why: &str, newest: &Result<Option<ImageId>, String>) {
     match newest {
         Ok(Some(id)) => {
-            tracing::warn!(image = %id, "stopping without a new image ({why}); the run goes on from the newest one");
+            tracing::warn!(image = %id, "stopping without a new image ({why}); the run continues from the newest one");
         }
         Ok(None) => {
-            tracing::warn!("stopping without an image ({why}); the run begins anew");
+            tracing::warn!(
+                "stopping without an image ({why}); the run starts from the beginning next time"
+            );
         }
         Err(reason) => tracing::warn!(
-            "stopping without a new image ({why}), and those that there are cannot be looked for: {reason}"
+            "stopping without a new image ({why}); cannot list the older images: {reason}"
         ),
     }
 }
@@ -176,7 +178,7 @@ fn report_restored(id: ImageId, restored: &Restored) {
             files = cut.len(),
             bytes = %size(bytes),
             kept = %kept.unwrap_or(Path::new("")).display(),
-            "kept aside what came after the snapshot"
+            "set aside what the job wrote after the snapshot"
         );
     }
     for cut in cut.iter().take_while(|_| cut.len() <= CUT_NAMED_MAX) {
@@ -184,12 +186,12 @@ fn report_restored(id: ImageId, restored: &Restored) {
             file = %cut.path.display(),
             bytes = %size(cut.bytes),
             kept = %cut.kept.display(),
-            "kept aside what came after the snapshot"
+            "set aside what the job wrote after the snapshot"
         );
     }
     if restored.input_lost {
         tracing::warn!(
-            "stdin goes on with what comes next: what the job may have read since the snapshot it does not read again"
+            "the job reads later input only: what it read after the snapshot is not available again"
         );
     }
     let (took, phases) = (seconds(restored.total), in_words(&restored.phases));
@@ -201,24 +203,24 @@ fn in_words(phases: &[Phase]) -> String {
     phases.iter().map(words).collect::<Vec<_>>().join(", ")
 }
 
-/// Logs how a hook ended, if not well. `limit`: `hooks.timeout`.
+/// Logs the end of a hook that failed. `limit`: `hooks.timeout`.
 pub(super) fn hook_ended(ended: &Ended, limit: Duration) {
     let (name, took) = (ended.occasion.as_str(), ended.took);
     match &ended.outcome {
         Outcome::Done => tracing::debug!(took = %seconds(took), "hook {name} done"),
         Outcome::Veto if ended.occasion == Occasion::BeforeSnapshot => {
-            tracing::debug!(took = %seconds(took), "hook {name} called the snapshot off");
+            tracing::debug!(took = %seconds(took), "hook {name} cancelled the snapshot");
         }
         Outcome::Veto => {
-            tracing::warn!("hook {name} failed, and nothing changes: exit code 75");
+            tracing::warn!("hook {name} failed, ckpt-run continues: exit code 75");
         }
         Outcome::Failed(why) => {
-            tracing::warn!("hook {name} failed, and nothing changes: {why}");
+            tracing::warn!("hook {name} failed, ckpt-run continues: {why}");
         }
         Outcome::TimedOut => tracing::warn!(
             after = %seconds(took),
-            "hook {name} was killed after its time ({}), and nothing changes",
-            if took < limit { "a part of the grace" } else { "hooks.timeout" }
+            "hook {name} exceeded its time ({}) and was killed, ckpt-run continues",
+            if took < limit { "a part of the grace period" } else { "hooks.timeout" }
         ),
     }
 }

@@ -53,7 +53,7 @@ impl ProgressLine {
         thread.is_ok().then_some(display)
     }
 
-    /// Draws now, and says what came of it.
+    /// Draws now; returns the result.
     fn show(&self) -> Shown {
         let compose = || self.ongoing.line(clock::now());
         self.line.show(Patience::Wait, compose)
@@ -79,7 +79,7 @@ pub(crate) fn report_computing(line: Option<&ProgressLine>, freeze: Duration, to
     }
 }
 
-/// Says what the status line, which has no place, does not show.
+/// Reports the end of a freeze that the status line does not show because it has no room.
 fn tell_untold(ongoing: &Ongoing, shown: Shown) {
     match (ongoing.untold(SETTLE_TIME), shown) {
         (Some(freeze), Shown::Hidden) => tell(freeze),

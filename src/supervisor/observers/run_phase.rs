@@ -12,9 +12,9 @@ pub enum State {
     Starting,
     /// The job computes.
     Running,
-    /// The job is snapshotted; it stands still for a part of that.
+    /// The job is snapshotted; it is frozen for a part of that time.
     Snapshotting,
-    /// The job stands still and holds no GPU.
+    /// The job is frozen and holds no GPU.
     Paused,
     /// An image is becoming the job.
     Restoring,
@@ -24,11 +24,11 @@ pub enum State {
     Ending,
     /// No supervisor runs: the job is done.
     Finished,
-    /// No supervisor runs: the same line goes on with the run.
+    /// No supervisor runs: the same command line continues the run.
     Saved,
     /// No supervisor runs: the job was given up.
     Failed,
-    /// No supervisor runs, and the last one was killed: the same line goes on with the run.
+    /// No supervisor runs, and the last one was killed: the same command line continues the run.
     Killed,
     /// No supervisor runs: ckpt-run failed around the job.
     Error,

@@ -15,7 +15,7 @@ use crate::run::progress::WorkProgress;
 use crate::run::run_state::{Progress, RunState, RunStateError};
 use crate::store::Usage;
 use crate::store::usage;
-use crate::supervisor::policy::schedule::Now as Moment;
+use crate::supervisor::policy::schedule::Moment;
 
 /// Limit on the shown command line: enough to recognize it.
 const COMMAND_BYTES_MAX: usize = 4096;

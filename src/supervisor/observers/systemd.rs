@@ -18,7 +18,7 @@ const EXTENSION: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub(crate) struct SystemdNotifier {
     on: bool,
-    /// Time between two signs of life.
+    /// Time between two watchdog messages.
     watchdog: Option<Duration>,
     next_sign: Instant,
     next_extension: Option<Instant>,
@@ -53,7 +53,7 @@ impl SystemdNotifier {
         }
     }
 
-    /// Time until there is something to say by itself.
+    /// Returns the time until the next message that no event causes.
     pub fn wait(&self) -> Option<Duration> {
         if !self.on {
             return None;

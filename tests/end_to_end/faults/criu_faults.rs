@@ -52,7 +52,7 @@ enum Fate {
 /// Kills CRIU while its code is mapped in the job.
 fn kill_criu_inside_the_job(place: &Place, run: &Run) -> Fate {
     let job = run.job();
-    let ends = || said(place, "called off: the job ended");
+    let ends = || said(place, "cancelled: the job ended");
     let (dead, words) = (ends(), place.text("err").lines().count());
     let mut client = begin_snapshot(place);
     let criu = wait_for_criu(run, "dump");

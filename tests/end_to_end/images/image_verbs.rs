@@ -226,7 +226,7 @@ fn image_of_another_run_is_restored_when_named() {
     restore("000002", "first");
     assert!(
         place.text("err").contains(
-            "of another run than the store was at; `ckpt-run restore 000001` goes back to it"
+            "belongs to another run than the store's last one; `ckpt-run restore 000001` returns to that run"
         ),
         "{}",
         place.text("err")
@@ -235,7 +235,7 @@ fn image_of_another_run_is_restored_when_named() {
     let line = ["--store", "other", "--", "python3", "-u", "job.py", "first"];
     assert!(verb(&line).contains("finished already"));
     restore("000001", "second");
-    let again = "the run had finished: what it did after the image is done again";
+    let again = "the run had finished: the job repeats its work after the image";
     assert!(!place.text("err").contains(again), "{}", place.text("err"));
     restore("000001", "second");
     assert!(place.text("err").contains(again), "{}", place.text("err"));

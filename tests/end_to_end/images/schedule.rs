@@ -41,7 +41,7 @@ fn automatic_interval_follows_the_cost_of_snapshots() {
     place.wait_for("out", "ready");
     place.wait_for(
         "err",
-        "a snapshot costs 2.0 s (assumed), failures are 1 min apart",
+        "a snapshot costs 2.0 s (assumed), time between failures 1 min",
     );
     place.snapshot();
     wait_until("another interval", || {

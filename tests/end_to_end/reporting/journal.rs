@@ -141,7 +141,7 @@ fn unwritable_event_log_is_reported_once() {
     place.go();
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
     let err = place.text("err");
-    assert_eq!(err.matches("events are missing there").count(), 1, "{err}");
+    assert_eq!(err.matches("this log lacks events").count(), 1, "{err}");
     assert_eq!(names(&place).last().unwrap(), "ended");
 }
 

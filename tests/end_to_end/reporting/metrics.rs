@@ -151,7 +151,7 @@ fn the_endpoint_answers_scrapers_and_shrugs_off_the_rest() {
     .unwrap();
     assert_eq!(other.start(&[], &["true"]).wait(), 0);
     assert!(
-        other.text("err").contains("no metrics there"),
+        other.text("err").contains("cannot serve metrics"),
         "{}",
         other.text("err")
     );

@@ -105,7 +105,7 @@ fn a_job_that_is_killed_in_the_suspend_is_no_failed_snapshot() {
     let job = Pid::from_raw(scene.run.job());
     dies_in_the_suspend(&scene, || kill(job, Signal::SIGKILL).is_ok());
     let said = scene.said();
-    assert!(said.contains("snapshot called off"), "{said}");
+    assert!(said.contains("snapshot cancelled"), "{said}");
     assert!(!said.contains("snapshot failed"), "{said}");
     scene.ends_as_ever();
 }

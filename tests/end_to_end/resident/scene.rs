@@ -98,7 +98,7 @@ impl Scene {
 
     /// Waits for one more restore, and for the job's wait.
     pub fn restored(&self) {
-        let before = self.count("snapshot failed, the job does not compute");
+        let before = self.count("snapshot failed; the job may be damaged");
         wait_until("the restored job", || {
             self.count("ckpt-run: restored ") == before
         });

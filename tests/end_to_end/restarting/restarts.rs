@@ -179,7 +179,7 @@ fn job_failing_at_the_same_place_ends_despite_new_images() {
     let mut run = start(&place, &options, &["python3", "-c", job]);
     assert_eq!(run.wait(), 7, "{}", place.text("err"));
     let said = place.text("err");
-    assert!(said.contains("times without getting further"), "{said}");
+    assert!(said.contains("times without progress"), "{said}");
     let images = restoring(&place);
     // Only the oldest may be restored twice.
     assert!(images.is_sorted_by(|one, next| one >= next), "{said}");

@@ -115,7 +115,7 @@ fn unreadable_newest_image_is_reported_and_skipped() {
     run.crash();
     place.wait_for("err", "restored image=000001");
     let said = place.text("err");
-    let warning = "warning: the image cannot be read, an older one is used: cannot read the manifest: Is a directory";
+    let warning = "warning: the image cannot be read, an older one is restored: cannot read the manifest: Is a directory";
     let told = said.lines().find(|line| line.contains(warning));
     assert!(told.is_some_and(|line| line.contains("000002")), "{said}");
     place.go();

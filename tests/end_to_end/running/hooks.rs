@@ -106,7 +106,7 @@ fn a_veto_skips_a_snapshot_but_not_the_one_before_a_stop() {
     let asked = place.verb(&["snapshot"]);
     assert_eq!(asked.status.code(), Some(125));
     assert!(stderr(&asked).contains("the hook before_snapshot cancelled it"));
-    place.wait_for("err", "no snapshot this time");
+    place.wait_for("err", "snapshot skipped");
     assert!(place.images().is_empty());
     assert!(
         !place.text("err").contains("warning"),
@@ -127,16 +127,16 @@ fn failing_or_hanging_hook_is_a_warning() {
     place.snapshot();
     place.wait_for(
         "err",
-        "warning: hook before_snapshot was killed after its time",
+        "warning: hook before_snapshot exceeded its time (hooks.timeout) and was killed",
     );
     place.wait_for(
         "err",
-        "warning: hook after_snapshot failed, and nothing changes: exit status: 3",
+        "warning: hook after_snapshot failed, ckpt-run continues: exit status: 3",
     );
     run.crash();
     place.wait_for(
         "err",
-        "warning: hook after_restore failed, and nothing changes: it cannot be started",
+        "warning: hook after_restore failed, ckpt-run continues: cannot start it",
     );
     place.go();
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
@@ -154,7 +154,7 @@ fn hanging_hook_leaves_grace_for_the_last_snapshot() {
     run.signal(Signal::SIGTERM);
     assert_eq!(run.wait(), 75, "{}", place.text("err"));
     let said = place.text("err");
-    let warning = "warning: hook before_snapshot was killed after its time (a part of the grace)";
+    let warning = "warning: hook before_snapshot exceeded its time (a part of the grace period)";
     assert_eq!(said.matches(warning).count(), 2, "{said}");
     assert_eq!(place.images().len(), 2, "{said}");
     assert!(!lives(hook));
@@ -175,7 +175,7 @@ fn a_hook_that_holds_up_a_snapshot_is_killed_with_the_run_s_end() {
     wait_until("the hook's end", || !lives(hook));
     let said = place.text("err");
     assert!(
-        said.contains("hook before_snapshot is killed, as the run ends"),
+        said.contains("hook before_snapshot was killed because the run ends"),
         "{said}"
     );
 }
@@ -199,7 +199,7 @@ timeout = "1h"
     send(run.job(), Signal::SIGTERM);
     run.signal(Signal::SIGTERM);
     send(hook, Signal::SIGTERM);
-    place.wait_for("err", "called off: the job ended");
+    place.wait_for("err", "cancelled: the job ended");
     send(first, Signal::SIGCONT);
     assert_eq!(run.wait(), 75, "{}", place.text("err"));
     assert_eq!(place.text("told"), "called\n".repeat(2));

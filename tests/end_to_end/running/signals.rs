@@ -78,7 +78,8 @@ fn no_image_is_taken_of_a_job_that_a_signal_is_about_to_end() {
     });
     kill(Pid::from_raw(job), Signal::SIGTERM).unwrap();
     wait_until("the snapshot's end", || {
-        place.text("err").contains("called off") || place.text("err").contains("snapshot failed")
+        place.text("err").contains("snapshot cancelled")
+            || place.text("err").contains("snapshot failed")
     });
     assert!(place.images().is_empty());
 }
@@ -230,7 +231,7 @@ fn a_stop_by_the_terminal_while_no_job_runs_stops_us() {
             .env("CKPT_RUN_RESTART_WITHOUT_IMAGE", "start")
             .env("CKPT_RUN_RESTART_BACKOFF", "30s");
     });
-    place.wait_for("err", "it begins anew");
+    place.wait_for("err", "it starts from the beginning");
     run.signal(Signal::SIGTSTP);
     wait_until("the stop", || state(run.pid()) == Some('T'));
     run.signal(Signal::SIGCONT);
@@ -347,7 +348,7 @@ fn sigusr2_leaves_a_job_that_cannot_be_saved_running() {
     let place = Place::new();
     let (mut run, _outside) = start_without_snapshots(&place, &[], "");
     run.signal(Signal::SIGUSR2);
-    place.wait_for("err", "snapshot failed, the job goes on");
+    place.wait_for("err", "snapshot failed; the job continues");
     assert!(!is_dead(run.job()));
     run.signal(Signal::SIGINT);
     // Python converts the signal to an exception, and that to its own death by the signal.

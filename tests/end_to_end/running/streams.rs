@@ -146,7 +146,7 @@ fn file_input_continues_under_another_supervisor() {
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
     assert_eq!(place.text("log"), lines(40));
     let said = place.text("err");
-    assert!(!said.contains("stdin goes on"), "{said}");
+    assert!(!said.contains("later input only"), "{said}");
 }
 
 #[apply(as_root)]
@@ -167,7 +167,7 @@ fn different_input_file_continues_with_a_warning() {
     assert_eq!(code(place.verb(&["stop"]).status), 0);
     assert_eq!(run.wait(), 75, "{}", place.text("err"));
     let mut run = start("other");
-    place.wait_for("err", "stdin goes on with what comes next");
+    place.wait_for("err", "the job reads later input only");
     place.go();
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
     assert_eq!(place.text("log"), "1 2 3\n");

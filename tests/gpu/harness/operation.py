@@ -24,7 +24,7 @@ LATE_SECONDS_MAX = 70
 # All images of a silence, and those before it.
 KEEP = 50
 LOOK_SECONDS = 2
-SILENCE = "images from the silence are left out"
+SILENCE = "skipping the images that were taken while the job was silent"
 
 
 def expect(holds, what):

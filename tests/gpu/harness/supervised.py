@@ -14,7 +14,7 @@ FAILED = re.compile(r"^ckpt-run: (?:warning|error): (snapshot failed.*)")
 HUNG = re.compile(r"^ckpt-run: error: the job hangs, (.*?): it is killed and restored.* log=(\S+)")
 # Ends of the job and of attempts to restore it.
 ENDED = re.compile(r"^ckpt-run: (?:warning|error): ((?:the job crashed|restore failed).*)")
-CALLED_OFF = re.compile(r"^ckpt-run: snapshot called off")
+CALLED_OFF = re.compile(r"^ckpt-run: snapshot cancelled")
 # Duration of the freeze.
 FREEZE_PHASES = ("lock", "suspend", "dump", "resume", "unlock")
 # Settings for the place of GPU memory during a snapshot.

@@ -4,8 +4,8 @@
 //! an event, or 15 s ─▶ ask the loop for the status ─▶ text ─▶ file, replaced by renaming
 //! GET /metrics ──────▶ ask the loop for the status ─▶ text ─▶ answer
 //! ```
-//! Both ask as any client does; nothing of them can stop or change the run. Where a file cannot be written or an
-//! address not be listened on, that is said once and the job goes on.
+//! Both ask as any client does, and cannot stop or change the run. If the file cannot be written or the address not be
+//! used, one warning reports it and the job continues.
 
 use std::fs::Permissions;
 use std::io::{self, Write};
@@ -51,7 +51,7 @@ impl Metrics {
         if let Some(address) = settings.listen
             && let Err(error) = super::http::listen(address, hosts, inbox.clone())
         {
-            tracing::warn!(%address, "no metrics there (metrics.listen): {error}");
+            tracing::warn!(%address, "cannot serve metrics (metrics.listen): {error}");
         }
         let file = settings.textfile.clone().map(TextFile::new).map(Arc::new);
         let metrics = Self {

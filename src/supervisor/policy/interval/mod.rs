@@ -28,7 +28,7 @@ const LONGEST: Duration = Duration::from_secs(4 * 3600);
 const COST_ASSUMED: Duration = Duration::from_secs(2);
 /// Weight of the newest measurement in the mean: the last few decide, one slow snapshot does not.
 const NEWEST_WEIGHT: f64 = 0.3;
-/// A change by more than this part is said.
+/// Smallest relative change that is reported.
 const NOTICEABLE: f64 = 0.2;
 /// Factor over the wanted overhead from which on a warning is logged: less is within the error of measurement.
 const TOO_MUCH: f64 = 1.1;
@@ -52,7 +52,7 @@ impl From<&Snapshot> for Rules {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cost {
-    /// The job stood still.
+    /// Time for which the job was frozen.
     pub freeze: Duration,
     /// Computing that was lost while the image was written, as its CPU time tells.
     pub slowdown: Duration,
@@ -163,17 +163,17 @@ impl fmt::Display for Chosen {
         let measured = if self.measured { "" } else { " (assumed)" };
         write!(
             f,
-            "a snapshot costs {}{measured}, failures are {} apart, optimum {}",
+            "a snapshot costs {}{measured}, time between failures {}, optimum {}",
             rough(self.cost),
             rough(self.mtbf),
             rough(self.optimum),
         )?;
         match self.reason {
             Reason::Optimum => Ok(()),
-            Reason::Overhead => f.write_str(", no less by snapshot.max_overhead"),
-            Reason::Writing => write!(f, ", no less as writing takes {}", rough(self.writing)),
-            Reason::Shortest => write!(f, ", no less than {}", rough(SHORTEST)),
-            Reason::Longest => write!(f, ", no more than {}", rough(LONGEST)),
+            Reason::Overhead => f.write_str(", raised by snapshot.max_overhead"),
+            Reason::Writing => write!(f, ", raised because writing takes {}", rough(self.writing)),
+            Reason::Shortest => write!(f, ", raised to {}", rough(SHORTEST)),
+            Reason::Longest => write!(f, ", lowered to {}", rough(LONGEST)),
         }
     }
 }
@@ -255,7 +255,7 @@ pub fn too_dear(rules: Rules, cost: Cost, interval: Duration) -> Option<String> 
     (overhead > rules.max_overhead * TOO_MUCH).then(|| {
         format!(
             "snapshots take {} of the job's time, more than snapshot.max_overhead ({}): {} each, every {}; \
-             --interval auto, or one of {} and more, takes less",
+             use --interval auto, or an interval of at least {}",
             percent(overhead),
             format_percent(rules.max_overhead),
             rough(cost.total()),

@@ -125,7 +125,7 @@ fn an_interval_that_costs_too_much_is_warned_about_with_a_way_out() {
         "take 9.1 %",
         "(1%)",
         "6.0 s each, every 1 min",
-        "10 min and more",
+        "at least 10 min",
     ] {
         assert!(warning.contains(part), "{warning}");
     }

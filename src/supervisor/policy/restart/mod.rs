@@ -124,10 +124,10 @@ impl fmt::Display for Reason {
             Self::Prevented(status) => write!(f, "restart.prevent lists {status}"),
             Self::RestartsSpent(max) => write!(
                 f,
-                "restarted {max} times without getting further, as often as restart.max allows"
+                "restarted {max} times without progress, the limit of restart.max"
             ),
             Self::CrashedAgain(crashes) => {
-                write!(f, "crashed {crashes} times without getting further")
+                write!(f, "crashed {crashes} times without progress")
             }
             Self::NoImage => f.write_str("there is no image yet"),
         }

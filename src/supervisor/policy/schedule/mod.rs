@@ -40,7 +40,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(3600);
 const CRON_PAUSE: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Now {
+pub struct Moment {
     pub monotonic: Instant,
     /// The wall clock, milliseconds since 1970 UTC.
     pub unix_ms: u64,
@@ -49,18 +49,18 @@ pub struct Now {
 /// The last attempt at a snapshot, failed or not; before the first one, the
 /// moment from which the job has been running.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Snapshotted {
-    pub begun: Now,
+pub struct LastSnapshot {
+    pub begun: Moment,
     /// Time of its end, when the job computed again.
-    pub ended: Now,
+    pub ended: Moment,
     /// Number of failures in a row, this one included; 0 after a success.
     pub failures: u32,
 }
 
-impl Snapshotted {
+impl LastSnapshot {
     /// No snapshot yet: the job started, or was restored, now.
     #[must_use]
-    pub fn not_yet(now: Now) -> Self {
+    pub fn not_yet(now: Moment) -> Self {
         Self {
             begun: now,
             ended: now,
@@ -112,7 +112,7 @@ impl Schedule {
 
     /// Time until the next snapshot, zero when it is due; `None` when there is none.
     #[must_use]
-    pub fn next(&self, last: Snapshotted, now: Now) -> Option<Duration> {
+    pub fn next(&self, last: LastSnapshot, now: Moment) -> Option<Duration> {
         let (now_at, ended) = (now.monotonic, last.ended.monotonic);
         let left = |wait: Duration| {
             // `now` may be before the end: of a delayed snapshot it is asked for as if it were earlier.
@@ -134,7 +134,7 @@ impl Schedule {
     /// Returns the time to sleep before the next call; zero when a snapshot is due, `None` to sleep until another
     /// event.
     #[must_use]
-    pub fn wait(&self, last: Snapshotted, now: Now) -> Option<Duration> {
+    pub fn wait(&self, last: LastSnapshot, now: Moment) -> Option<Duration> {
         let left = self.next(last, now)?;
         match self {
             Self::Never | Self::Every(_) => Some(left),
@@ -144,7 +144,7 @@ impl Schedule {
 }
 
 /// The wall-clock time after which cron's times count, in milliseconds.
-fn counted_from_ms(last: Snapshotted, now: Now) -> u64 {
+fn counted_from_ms(last: LastSnapshot, now: Moment) -> u64 {
     // The later of the two: a clock set back during the snapshot repeats nothing.
     let last_ms = last.begun.unix_ms.max(last.ended.unix_ms);
     let passed = now

@@ -18,24 +18,24 @@ fn cron(text: &str) -> Schedule {
 }
 
 /// Both clocks, which a test can set; a wall clock at `text`, in UTC.
-fn clock(text: &str) -> Now {
+fn clock(text: &str) -> Moment {
     let wall: Timestamp = text.parse().unwrap();
-    Now {
+    Moment {
         monotonic: crate::clock::now(),
         unix_ms: wall.as_millisecond().try_into().unwrap(),
     }
 }
 
-fn later(now: Now, seconds: u64) -> Now {
-    Now {
+fn later(now: Moment, seconds: u64) -> Moment {
+    Moment {
         monotonic: now.monotonic + Duration::from_secs(seconds),
         unix_ms: now.unix_ms + seconds * 1000,
     }
 }
 
 /// The wall clock set by so many seconds, the other one going on.
-fn set(now: Now, seconds: i64) -> Now {
-    Now {
+fn set(now: Moment, seconds: i64) -> Moment {
+    Moment {
         unix_ms: now.unix_ms.saturating_add_signed(seconds * 1000),
         ..now
     }
@@ -47,7 +47,7 @@ fn times(text: &str, from: &str, count: usize) -> Vec<String> {
     let mut now = clock(from);
     let mut found = Vec::new();
     for _ in 0..count {
-        let left = schedule.next(Snapshotted::not_yet(now), now).unwrap();
+        let left = schedule.next(LastSnapshot::not_yet(now), now).unwrap();
         now = later(now, left.as_secs());
         let at = Timestamp::from_millisecond(now.unix_ms.try_into().unwrap()).unwrap();
         found.push(at.strftime("%m-%d %H:%M").to_string());
@@ -61,7 +61,7 @@ const HOUR: u64 = 3600;
 #[test]
 fn never_waits_for_something_else() {
     let now = clock("2026-01-01T00:00:00Z");
-    assert_eq!(Schedule::Never.wait(Snapshotted::not_yet(now), now), None);
+    assert_eq!(Schedule::Never.wait(LastSnapshot::not_yet(now), now), None);
 }
 
 #[test]
@@ -84,7 +84,7 @@ fn an_interval_counts_from_the_end_of_a_slow_snapshot() {
     let begun = clock("2026-01-01T00:00:00Z");
     let ended = later(begun, 20 * MINUTES);
     let schedule = Schedule::Every(Duration::from_secs(15 * MINUTES));
-    let last = Snapshotted {
+    let last = LastSnapshot {
         begun,
         ended,
         failures: 0,
@@ -101,7 +101,7 @@ fn an_interval_does_not_notice_the_clock_being_set() {
     let schedule = Schedule::Every(Duration::from_secs(15 * MINUTES));
     for seconds in [-86_400, 86_400] {
         let now = set(later(start, MINUTES), seconds);
-        let left = schedule.next(Snapshotted::not_yet(start), now).unwrap();
+        let left = schedule.next(LastSnapshot::not_yet(start), now).unwrap();
         assert_eq!(left, Duration::from_secs(14 * MINUTES));
     }
 }
@@ -111,9 +111,9 @@ fn a_missed_interval_is_due_once() {
     let start = clock("2026-01-01T00:00:00Z");
     let schedule = Schedule::Every(Duration::from_secs(MINUTES));
     let late = later(start, HOUR);
-    let last = Snapshotted::not_yet(start);
+    let last = LastSnapshot::not_yet(start);
     assert_eq!(schedule.next(last, late), Some(Duration::ZERO));
-    let last = Snapshotted::not_yet(late);
+    let last = LastSnapshot::not_yet(late);
     assert_eq!(schedule.next(last, late), Some(Duration::from_secs(60)));
 }
 
@@ -140,7 +140,7 @@ fn day_and_weekday_together_are_either() {
 #[test]
 fn a_wait_for_local_time_looks_at_the_clock_every_minute() {
     let now = clock("2026-01-01T00:00:00Z");
-    let last = Snapshotted::not_yet(now);
+    let last = LastSnapshot::not_yet(now);
     let schedule = cron("0 3 * * *");
     assert_eq!(
         schedule.next(last, now),
@@ -157,9 +157,9 @@ fn a_wait_for_local_time_looks_at_the_clock_every_minute() {
 fn the_pause_doubles_with_each_failure_up_to_an_hour_and_ends_with_a_success() {
     let now = clock("2026-01-01T00:00:30Z");
     let waits = |schedule: &Schedule, failures: &[u32]| {
-        let failed = |failures: &u32| Snapshotted {
+        let failed = |failures: &u32| LastSnapshot {
             failures: *failures,
-            ..Snapshotted::not_yet(now)
+            ..LastSnapshot::not_yet(now)
         };
         let wait = |failures| schedule.next(failed(failures), now).unwrap().as_secs();
         failures.iter().map(wait).collect::<Vec<_>>()
@@ -181,9 +181,9 @@ fn missed_cron_times_run_once_late() {
     let schedule = cron("*/10 * * * *");
     // A suspended machine: the wall clock goes on, the monotonic one does not.
     let woken = set(start, 5 * 3600 + 61);
-    let last = Snapshotted::not_yet(start);
+    let last = LastSnapshot::not_yet(start);
     assert_eq!(schedule.wait(last, woken), Some(Duration::ZERO));
-    let last = Snapshotted {
+    let last = LastSnapshot {
         begun: woken,
         ended: later(woken, 30),
         failures: 0,
@@ -197,7 +197,7 @@ fn times_that_pass_during_a_snapshot_do_not_follow_it_at_once() {
     let begun = clock("2026-01-01T00:10:00Z");
     let ended = later(begun, 25 * MINUTES);
     let left = cron("*/10 * * * *").next(
-        Snapshotted {
+        LastSnapshot {
             begun,
             ended,
             failures: 0,
@@ -214,7 +214,7 @@ fn a_clock_set_back_does_not_fire_twice() {
     for during in [0, 600] {
         // Set back by an hour, right after the snapshot or while it was taken.
         let ended = set(later(fired, 10), -during);
-        let last = Snapshotted {
+        let last = LastSnapshot {
             begun: fired,
             ended,
             failures: 0,
@@ -230,12 +230,12 @@ fn a_clock_set_back_does_not_fire_twice() {
 #[test]
 fn a_clock_put_right_by_years_does_not_end_the_schedule() {
     let wrong = clock("2035-06-01T00:00:00Z");
-    let right = Now {
+    let right = Moment {
         monotonic: wrong.monotonic + Duration::from_secs(60),
         ..clock("2026-01-01T00:01:00Z")
     };
     let schedule = cron("0 3 * * *");
-    let last = Snapshotted::not_yet(wrong);
+    let last = LastSnapshot::not_yet(wrong);
     let left = schedule.next(last, right).unwrap();
     assert_eq!(left, Duration::from_secs(2 * HOUR - 60));
     let due = schedule.next(last, later(right, 2 * HOUR - 60));
@@ -291,7 +291,7 @@ fn every_hour_means_the_repeated_one_too_and_not_the_missing_one() {
 fn a_year_that_is_over_leaves_nothing_to_wait_for() {
     let now = clock("2026-01-01T00:00:00Z");
     let schedule = cron("0 0 3 * * * 2025");
-    assert_eq!(schedule.wait(Snapshotted::not_yet(now), now), None);
+    assert_eq!(schedule.wait(LastSnapshot::not_yet(now), now), None);
 }
 
 proptest! {
@@ -303,15 +303,15 @@ proptest! {
         second in 1_700_000_000_u64..2_000_000_000,
     ) {
         let schedule = cron(text);
-        let start = Now { monotonic: crate::clock::now(), unix_ms: second * 1000 + 999 };
-        let left = schedule.next(Snapshotted::not_yet(start), start).unwrap();
+        let start = Moment { monotonic: crate::clock::now(), unix_ms: second * 1000 + 999 };
+        let left = schedule.next(LastSnapshot::not_yet(start), start).unwrap();
         prop_assert!(!left.is_zero());
-        let due = Now {
+        let due = Moment {
             monotonic: start.monotonic + left,
             unix_ms: start.unix_ms + u64::try_from(left.as_millis()).unwrap(),
         };
-        prop_assert_eq!(schedule.next(Snapshotted::not_yet(start), due), Some(Duration::ZERO));
-        let next = schedule.next(Snapshotted::not_yet(due), due).unwrap();
+        prop_assert_eq!(schedule.next(LastSnapshot::not_yet(start), due), Some(Duration::ZERO));
+        let next = schedule.next(LastSnapshot::not_yet(due), due).unwrap();
         prop_assert!(next >= Duration::from_secs(60));
     }
 }
