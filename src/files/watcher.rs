@@ -422,7 +422,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_supervisor_that_was_killed_before_it_read_an_answer_has_exited() {
+    fn killed_supervisor_with_an_unread_answer_has_exited() {
         let (socket, supervisor) = UnixStream::pair().unwrap();
         (&socket).write_all(&[DONE]).unwrap();
         drop(supervisor);
