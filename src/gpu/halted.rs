@@ -47,7 +47,7 @@ struct GroupMember {
 }
 
 /// Frozen processes. Dropping the value lets them continue.
-#[must_use = "dropped, the processes go on"]
+#[must_use = "dropped, the processes continue"]
 pub(crate) struct HaltedProcesses {
     halted: Vec<Halted>,
     limit: Duration,

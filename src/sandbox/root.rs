@@ -61,7 +61,7 @@ pub(super) fn start(
     in_user_namespace: bool,
 ) -> io::Result<JobPids> {
     let (answer, answer_to) = pipe2(OFlag::O_CLOEXEC)?;
-    // SAFETY: this process has one thread, so the child may go on as an ordinary program.
+    // SAFETY: this process has one thread, so the child may continue as an ordinary program.
     match unsafe { fork() }? {
         ForkResult::Child => {
             drop(answer);

@@ -5,7 +5,7 @@
 //!                                                     the job is killed
 //! ```
 //! Each step waits for the end of a snapshot. A suspicion that cannot be followed, as the job is paused or is to exit, is
-//! dropped, and the search for signs begins anew. What follows the kill is as after any crash.
+//! dropped, and the search for signs starts again. What follows the kill is as after any crash.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;

@@ -265,7 +265,7 @@ impl Stopping {
     pub fn is_wanted(self, now: Instant, grace: Duration) -> bool {
         match self {
             Self::No => false,
-            // A job that goes on after SIGINT and crashes much later has crashed.
+            // A job that continues after SIGINT and crashes much later has crashed.
             Self::ByTheJob(at) => now.saturating_duration_since(at) <= grace,
             Self::WhenSaved | Self::Until(_) => true,
         }

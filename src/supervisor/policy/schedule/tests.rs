@@ -33,7 +33,7 @@ fn later(now: Moment, seconds: u64) -> Moment {
     }
 }
 
-/// The wall clock set by so many seconds, the other one going on.
+/// The wall clock set by so many seconds, the other one continuing.
 fn set(now: Moment, seconds: i64) -> Moment {
     Moment {
         unix_ms: now.unix_ms.saturating_add_signed(seconds * 1000),
@@ -179,7 +179,7 @@ fn the_pause_doubles_with_each_failure_up_to_an_hour_and_ends_with_a_success() {
 fn missed_cron_times_run_once_late() {
     let start = clock("2026-01-01T00:00:00Z");
     let schedule = cron("*/10 * * * *");
-    // A suspended machine: the wall clock goes on, the monotonic one does not.
+    // A suspended machine: the wall clock continues, the monotonic one does not.
     let woken = set(start, 5 * 3600 + 61);
     let last = LastSnapshot::not_yet(start);
     assert_eq!(schedule.wait(last, woken), Some(Duration::ZERO));
