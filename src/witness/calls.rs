@@ -1,7 +1,8 @@
 //! Replacements for the functions of the C library that create, open for writing, rename or remove files.
 //!
-//! Each calls the next library's function of the name, with the arguments that it was given, and reports the change if it
-//! succeeded. A job that is killed in between has changed a file without a report, and its restore is refused.
+//! Each calls the next library's function of the name, with the arguments that it was given. It reports the change before,
+//! since the job may be killed in between, and withdraws the report if the call fails. It reports it again afterwards, since
+//! a snapshot in between has taken the first report.
 
 use core::ffi::{CStr, c_char, c_int, c_long, c_uint, c_void};
 use core::mem::transmute;
@@ -9,43 +10,81 @@ use core::ptr;
 use core::sync::atomic::{AtomicPtr, Ordering};
 
 use super::elf;
-use super::report::{Kind, is_on, report};
-use super::sys::{AT_FDCWD, is_missing};
+use super::report::{Act, Kind, is_on, report};
+use super::sys::{self, AT_FDCWD};
 
 const O_ACCMODE: c_int = 3;
 const O_CREAT: c_int = 0o100;
 const O_TRUNC: c_int = 0o1000;
+const AT_SYMLINK_NOFOLLOW: c_int = 0x100;
 const O_PATH: c_int = 0o10_000_000;
 /// The bit by which `O_TMPFILE` differs from `O_DIRECTORY`.
 const O_TMPFILE: c_int = 0o20_000_000;
 
 type Text = *const c_char;
 
-/// A change that a call makes if it succeeds.
-enum Change {
-    None,
-    One(Kind, c_int, Text),
-    Renamed((c_int, Text), Kind, (c_int, Text)),
+/// A change that a call makes if it succeeds: up to two paths, relative to open folders.
+struct Change {
+    parts: [Option<Part>; 2],
+}
+
+#[derive(Clone, Copy)]
+struct Part {
+    kind: Kind,
+    folder: c_int,
+    path: Text,
+    /// True if the call can succeed, as far as is known before.
+    is_likely: bool,
+    /// True if this call has reported it first.
+    is_ours: bool,
 }
 
 impl Change {
+    const NONE: Self = Self {
+        parts: [None, None],
+    };
+
+    fn of(kind: Kind, folder: c_int, path: Text) -> Self {
+        let creates = matches!(kind, Kind::Created | Kind::OpenedNew | Kind::MovedToNew);
+        Self::part(
+            kind,
+            folder,
+            path,
+            sys::exists(folder, path) == Some(!creates),
+        )
+    }
+
+    fn part(kind: Kind, folder: c_int, path: Text, is_likely: bool) -> Self {
+        let part = Part {
+            kind,
+            folder,
+            path,
+            is_likely,
+            is_ours: false,
+        };
+        Self {
+            parts: [Some(part), None],
+        }
+    }
+
     /// Determines the change by an open with these flags.
     fn open(folder: c_int, path: Text, flags: c_int) -> Self {
         let writes = flags & O_ACCMODE != 0 || flags & (O_CREAT | O_TRUNC) != 0;
         if !writes || flags & (O_PATH | O_TMPFILE) != 0 {
-            return Self::None;
+            return Self::NONE;
         }
-        if flags & O_CREAT != 0 && is_missing(folder, path) {
-            Self::One(Kind::Created, folder, path)
+        let exists = sys::exists(folder, path);
+        if flags & O_CREAT != 0 && exists == Some(false) {
+            Self::part(Kind::OpenedNew, folder, path, true)
         } else {
-            Self::One(Kind::Opened, folder, path)
+            Self::part(Kind::Opened, folder, path, exists == Some(true))
         }
     }
 
     /// Determines the change by an open of the standard I/O functions.
     fn stream(path: Text, mode: Text) -> Self {
         if path.is_null() || mode.is_null() {
-            return Self::None;
+            return Self::NONE;
         }
         // SAFETY: modes end with a zero.
         let mode = unsafe { CStr::from_ptr(mode) }.to_bytes();
@@ -56,41 +95,73 @@ impl Change {
         };
         match (has(b'w') || has(b'a'), has(b'+')) {
             (true, _) => Self::open(AT_FDCWD, path, O_CREAT),
-            (false, true) => Self::One(Kind::Opened, AT_FDCWD, path),
-            (false, false) => Self::None,
+            (false, true) => Self::of(Kind::Opened, AT_FDCWD, path),
+            (false, false) => Self::NONE,
         }
     }
 
     fn rename(from: (c_int, Text), to: (c_int, Text)) -> Self {
-        let kind = if is_missing(to.0, to.1) {
-            Kind::MovedToNew
-        } else {
-            Kind::Moved
+        let kind = match sys::exists(to.0, to.1) {
+            Some(false) => Kind::MovedToNew,
+            Some(true) | None => Kind::Moved,
         };
-        Self::Renamed(from, kind, to)
+        let [gone, _] = Self::of(Kind::Gone, from.0, from.1).parts;
+        let is_likely = gone.is_some_and(|gone| gone.is_likely);
+        let [moved, _] = Self::part(kind, to.0, to.1, is_likely).parts;
+        Self {
+            parts: [gone, moved],
+        }
     }
 
     fn created(path: Text) -> Self {
-        Self::One(Kind::Created, AT_FDCWD, path)
+        Self::of(Kind::Created, AT_FDCWD, path)
+    }
+
+    /// Determines the change by a call that replaces the end of the path by the name that it creates.
+    fn temporary(path: Text) -> Self {
+        Self::part(Kind::Created, AT_FDCWD, path, false)
     }
 
     fn gone(path: Text) -> Self {
-        Self::One(Kind::Gone, AT_FDCWD, path)
+        Self::of(Kind::Gone, AT_FDCWD, path)
     }
 
+    fn attributes(folder: c_int, path: Text, flags: c_int) -> Self {
+        if path.is_null() {
+            return Self::NONE;
+        }
+        let kind = if flags & AT_SYMLINK_NOFOLLOW == 0 {
+            Kind::Opened
+        } else {
+            Kind::LinkChanged
+        };
+        Self::of(kind, folder, path)
+    }
+
+    /// Reports a change that is likely to be made, before the call.
+    ///
     /// # Safety
-    /// The call succeeded, so its paths end with a zero.
-    unsafe fn report(self) {
-        // SAFETY: by the contract above.
-        unsafe {
-            match self {
-                Self::None => {}
-                Self::One(kind, folder, path) => report(kind, folder, path),
-                Self::Renamed(from, kind, to) => {
-                    report(Kind::Gone, from.0, from.1);
-                    report(kind, to.0, to.1);
-                }
-            }
+    /// The kernel has read the likely paths.
+    unsafe fn announce(&mut self) {
+        for part in self.parts.iter_mut().flatten().filter(|it| it.is_likely) {
+            // SAFETY: by the contract above.
+            part.is_ours = unsafe { report(Act::Add, part.kind, part.folder, part.path) };
+        }
+    }
+
+    /// Reports the change, or withdraws what this call has reported.
+    ///
+    /// # Safety
+    /// The call has succeeded, or the kernel has read the likely paths.
+    unsafe fn conclude(self, is_success: bool) {
+        for part in self.parts.into_iter().flatten() {
+            let act = match (is_success, part.is_ours) {
+                (true, _) => Act::Add,
+                (false, true) => Act::Withdraw,
+                (false, false) => continue,
+            };
+            // SAFETY: by the contract above.
+            unsafe { report(act, part.kind, part.folder, part.path) };
         }
     }
 }
@@ -133,15 +204,15 @@ macro_rules! replace {
             if next.is_null() {
                 return <$result>::MISSING;
             }
-            let change = if is_on() { $change } else { Change::None };
+            let mut change = if is_on() { $change } else { Change::NONE };
+            // SAFETY: what is likely was looked up.
+            unsafe { change.announce() };
             // SAFETY: a function of this name, which has this type.
             let next: unsafe extern "C" fn($($type),*) -> $result = unsafe { transmute(next) };
             // SAFETY: by the contract above.
             let result = unsafe { next($($argument),*) };
-            if result.is_success() {
-                // SAFETY: the call succeeded.
-                unsafe { change.report() };
-            }
+            // SAFETY: the same, or the call succeeded.
+            unsafe { change.conclude(result.is_success()) };
             result
         }
     )* };
@@ -162,33 +233,42 @@ replace! {
     fopen64(path: Text, mode: Text) -> *mut c_void = Change::stream(path, mode);
     freopen(path: Text, mode: Text, stream: *mut c_void) -> *mut c_void = Change::stream(path, mode);
     freopen64(path: Text, mode: Text, stream: *mut c_void) -> *mut c_void = Change::stream(path, mode);
-    mkstemp(path: Text) -> c_int = Change::created(path);
-    mkstemp64(path: Text) -> c_int = Change::created(path);
-    mkostemp(path: Text, flags: c_int) -> c_int = Change::created(path);
-    mkostemp64(path: Text, flags: c_int) -> c_int = Change::created(path);
-    mkstemps(path: Text, suffix: c_int) -> c_int = Change::created(path);
-    mkstemps64(path: Text, suffix: c_int) -> c_int = Change::created(path);
-    mkostemps(path: Text, suffix: c_int, flags: c_int) -> c_int = Change::created(path);
-    mkostemps64(path: Text, suffix: c_int, flags: c_int) -> c_int = Change::created(path);
-    mkdtemp(path: Text) -> *mut c_void = Change::created(path);
+    mkstemp(path: Text) -> c_int = Change::temporary(path);
+    mkstemp64(path: Text) -> c_int = Change::temporary(path);
+    mkostemp(path: Text, flags: c_int) -> c_int = Change::temporary(path);
+    mkostemp64(path: Text, flags: c_int) -> c_int = Change::temporary(path);
+    mkstemps(path: Text, suffix: c_int) -> c_int = Change::temporary(path);
+    mkstemps64(path: Text, suffix: c_int) -> c_int = Change::temporary(path);
+    mkostemps(path: Text, suffix: c_int, flags: c_int) -> c_int = Change::temporary(path);
+    mkostemps64(path: Text, suffix: c_int, flags: c_int) -> c_int = Change::temporary(path);
+    mkdtemp(path: Text) -> *mut c_void = Change::temporary(path);
     mkdir(path: Text, mode: c_uint) -> c_int = Change::created(path);
-    mkdirat(folder: c_int, path: Text, mode: c_uint) -> c_int = Change::One(Kind::Created, folder, path);
+    mkdirat(folder: c_int, path: Text, mode: c_uint) -> c_int = Change::of(Kind::Created, folder, path);
     symlink(text: Text, path: Text) -> c_int = Change::created(path);
-    symlinkat(text: Text, folder: c_int, path: Text) -> c_int = Change::One(Kind::Created, folder, path);
+    symlinkat(text: Text, folder: c_int, path: Text) -> c_int = Change::of(Kind::Created, folder, path);
     link(from: Text, path: Text) -> c_int = Change::created(path);
     linkat(base: c_int, from: Text, folder: c_int, path: Text, flags: c_int) -> c_int =
-        Change::One(Kind::Created, folder, path);
-    truncate(path: Text, len: c_long) -> c_int = Change::One(Kind::Opened, AT_FDCWD, path);
-    truncate64(path: Text, len: c_long) -> c_int = Change::One(Kind::Opened, AT_FDCWD, path);
+        Change::of(Kind::Created, folder, path);
+    truncate(path: Text, len: c_long) -> c_int = Change::of(Kind::Opened, AT_FDCWD, path);
+    truncate64(path: Text, len: c_long) -> c_int = Change::of(Kind::Opened, AT_FDCWD, path);
     rename(from: Text, to: Text) -> c_int = Change::rename((AT_FDCWD, from), (AT_FDCWD, to));
     renameat(base: c_int, from: Text, folder: c_int, to: Text) -> c_int =
         Change::rename((base, from), (folder, to));
     renameat2(base: c_int, from: Text, folder: c_int, to: Text, flags: c_uint) -> c_int =
         Change::rename((base, from), (folder, to));
     unlink(path: Text) -> c_int = Change::gone(path);
-    unlinkat(folder: c_int, path: Text, flags: c_int) -> c_int = Change::One(Kind::Gone, folder, path);
+    unlinkat(folder: c_int, path: Text, flags: c_int) -> c_int = Change::of(Kind::Gone, folder, path);
     rmdir(path: Text) -> c_int = Change::gone(path);
     remove(path: Text) -> c_int = Change::gone(path);
+    chmod(path: Text, mode: c_uint) -> c_int = Change::attributes(AT_FDCWD, path, 0);
+    fchmodat(folder: c_int, path: Text, mode: c_uint, flags: c_int) -> c_int =
+        Change::attributes(folder, path, flags);
+    utime(path: Text, times: Text) -> c_int = Change::attributes(AT_FDCWD, path, 0);
+    utimes(path: Text, times: Text) -> c_int = Change::attributes(AT_FDCWD, path, 0);
+    lutimes(path: Text, times: Text) -> c_int = Change::attributes(AT_FDCWD, path, AT_SYMLINK_NOFOLLOW);
+    futimesat(folder: c_int, path: Text, times: Text) -> c_int = Change::attributes(folder, path, 0);
+    utimensat(folder: c_int, path: Text, times: Text, flags: c_int) -> c_int =
+        Change::attributes(folder, path, flags);
 }
 
 const fn name(text: &'static str) -> &'static CStr {

@@ -6,7 +6,8 @@
 //!                                  └──▶ report ── symlink(change and path, STORE/writes/HASH) ──▶ the supervisor
 //! ```
 //! A report is a symbolic link that leads nowhere: its text has the change and the path. One system call makes it, so the
-//! job has no descriptor of the store open at a snapshot, and a change that was reported before costs only a look-up.
+//! job has no descriptor of the store open at a snapshot, and a change that was reported before costs only a look-up. It
+//! is removed again if the call fails.
 //!
 //! Programs that are linked statically or make system calls themselves (Go) report nothing. A file that changes without a
 //! report was changed by an unknown program, and the restore is refused.

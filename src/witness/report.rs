@@ -25,16 +25,27 @@ const NOT_FILES: [&[u8]; 3] = [b"/dev/", b"/proc/", b"/sys/"];
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
-    /// The path did not exist, and was created.
+    /// A name was created: a folder, a link, a temporary file.
     Created = b'c',
-    /// An existing file was opened for writing, or truncated.
+    /// A file did not exist, and was created by opening it.
+    OpenedNew = b'o',
+    /// An existing file was opened for writing, was truncated, or got other attributes.
     Opened = b'w',
+    /// The same as `Opened`, for attributes of a link itself.
+    LinkChanged = b'l',
     /// A file or folder was renamed to a path that did not exist.
     MovedToNew = b'n',
     /// A file or folder was renamed to a path that may have existed.
     Moved = b'm',
     /// The path was removed, or renamed to another one.
     Gone = b'g',
+}
+
+/// What is done with a report.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Act {
+    Add,
+    Withdraw,
 }
 
 /// Path of the folder and its length, set before `main`; 0 if nothing is to be reported.
@@ -75,13 +86,14 @@ pub fn is_on() -> bool {
     FOLDER.1.load(Ordering::Acquire) > 0
 }
 
-/// Reports a change of the path, which is relative to the folder with this descriptor.
+/// Adds or removes the report of a change of the path, which is relative to the folder with this descriptor. Returns true
+/// if the report is new.
 ///
 /// # Safety
 /// The path ends with a zero.
-pub unsafe fn report(kind: Kind, base: c_int, path: *const c_char) {
+pub unsafe fn report(act: Act, kind: Kind, base: c_int, path: *const c_char) -> bool {
     if path.is_null() || !is_on() {
-        return;
+        return false;
     }
     // SAFETY: by the contract above.
     let path = unsafe { CStr::from_ptr(path) }.to_bytes();
@@ -90,23 +102,32 @@ pub unsafe fn report(kind: Kind, base: c_int, path: *const c_char) {
     text.add(&[kind as u8]);
     text.add(&[b'0'; DIGITS]);
     if !path.starts_with(b"/") && !text.add_folder(base) {
-        return;
+        return false;
     }
     text.add(path);
-    let Some(bytes) = text.bytes() else { return };
+    let Some(bytes) = text.bytes() else {
+        return false;
+    };
     if NOT_FILES
         .iter()
         .any(|place| bytes[1 + DIGITS..].starts_with(place))
     {
-        return;
+        return false;
     }
     let mut name = Text::<NAME_BYTES_MAX>::new();
     name.add(folder());
     name.add(b"/");
     name.add(&hexadecimal(hash(bytes)));
     text.bytes[1..=DIGITS].copy_from_slice(&hexadecimal(sys::now_ns()));
-    if let (Some(text), Some(name)) = (text.c_str(), name.c_str()) {
-        sys::make_link(text, name);
+    let (Some(text), Some(name)) = (text.c_str(), name.c_str()) else {
+        return false;
+    };
+    match act {
+        Act::Add => sys::make_link(text, name),
+        Act::Withdraw => {
+            sys::remove_link(name);
+            false
+        }
     }
 }
 

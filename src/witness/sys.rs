@@ -11,6 +11,7 @@ mod number {
     use core::ffi::c_long;
     pub const GETCWD: c_long = 79;
     pub const CLOCK_GETTIME: c_long = 228;
+    pub const UNLINKAT: c_long = 263;
     pub const SYMLINKAT: c_long = 266;
     pub const READLINKAT: c_long = 267;
     pub const FACCESSAT: c_long = 269;
@@ -20,6 +21,7 @@ mod number {
     use core::ffi::c_long;
     pub const GETCWD: c_long = 17;
     pub const CLOCK_GETTIME: c_long = 113;
+    pub const UNLINKAT: c_long = 35;
     pub const SYMLINKAT: c_long = 36;
     pub const READLINKAT: c_long = 78;
     pub const FACCESSAT: c_long = 48;
@@ -36,10 +38,15 @@ unsafe extern "C" {
     ) -> c_int;
 }
 
-/// Returns true if nothing exists at the path. The kernel checks the pointer.
-pub fn is_missing(folder: c_int, path: *const c_char) -> bool {
+/// Returns true if something exists at the path, false if nothing does, `None` if that cannot be known. The kernel checks
+/// the pointer.
+pub fn exists(folder: c_int, path: *const c_char) -> Option<bool> {
     // SAFETY: reads the path, and reports an address that cannot be read.
-    unsafe { call(number::FACCESSAT, [folder.into(), address(path), 0, 0]) == -ENOENT }
+    match unsafe { call(number::FACCESSAT, [folder.into(), address(path), 0, 0]) } {
+        0 => Some(true),
+        result if result == -ENOENT => Some(false),
+        _ => None,
+    }
 }
 
 /// Writes the working folder's path and a zero. Returns the length with the zero, or an error as a negative number.
@@ -57,11 +64,18 @@ pub fn read_link(path: &CStr, into: &mut [u8]) -> c_long {
     unsafe { call(number::READLINKAT, arguments) }
 }
 
-/// Makes a symbolic link. A failure is of no consequence.
-pub fn make_link(text: &CStr, path: &CStr) {
+/// Makes a symbolic link. Returns true if it is new.
+pub fn make_link(text: &CStr, path: &CStr) -> bool {
     let (text, path) = (address(text.as_ptr()), address(path.as_ptr()));
     // SAFETY: both end with a zero.
-    unsafe { call(number::SYMLINKAT, [text, AT_FDCWD.into(), path, 0]) };
+    unsafe { call(number::SYMLINKAT, [text, AT_FDCWD.into(), path, 0]) == 0 }
+}
+
+/// Removes a symbolic link.
+pub fn remove_link(path: &CStr) {
+    let path = address(path.as_ptr());
+    // SAFETY: it ends with a zero.
+    unsafe { call(number::UNLINKAT, [AT_FDCWD.into(), path, 0, 0]) };
 }
 
 /// Returns the time since the machine's start in nanoseconds.

@@ -3,7 +3,7 @@
 //! ```text
 //! witness (preloaded) ── symlink ──▶ STORE/writes/HASH ── take ──▶ lines of the record
 //! ```
-//! A report is proof that the job has changed a path. A missing report proves nothing: some programs make none. Reports
+//! A report shows that the job has changed a path, or was killed just before. A missing report proves nothing: some programs make none. Reports
 //! do not show what other programs change.
 
 use std::fs::{self, DirBuilder};
@@ -135,7 +135,7 @@ impl Report {
         Some(Self {
             kind: *kind,
             time_ns,
-            path: resolved(path, matches!(kind, b'c' | b'w'))?,
+            path: resolved(path, matches!(kind, b'o' | b'w'))?,
         })
     }
 
@@ -145,8 +145,8 @@ impl Report {
             lines.push(Line::Job { path, change });
         };
         match self.kind {
-            b'c' => add(&self.path, JobChange::Created),
-            b'w' if has_changed(&self.path, since_ns) => add(&self.path, JobChange::Changed),
+            b'c' | b'o' => add(&self.path, JobChange::Created),
+            b'w' | b'l' if has_changed(&self.path, since_ns) => add(&self.path, JobChange::Changed),
             b'n' => {
                 add(&self.path, JobChange::Created);
                 // Everything in a renamed folder has a new path.
@@ -215,7 +215,8 @@ mod tests {
         fs::write(path("folder/x"), "x").unwrap();
         symlink("new", path("link")).unwrap();
         report(&evidence, "1", 'g', 9, &path("old"));
-        report(&evidence, "2", 'c', 5, &path("./new"));
+        report(&evidence, "2", 'o', 5, &path("./new"));
+        report(&evidence, "8", 'c', 6, &path("link"));
         report(&evidence, "3", 'w', 7, &path("link"));
         report(&evidence, "4", 'n', 8, &path("folder"));
         report(&evidence, "5", 'c', 6, &path("ours/x"));
@@ -224,6 +225,7 @@ mod tests {
         let lines = evidence.take(&[path("ours")], 0).unwrap();
         let expected = [
             job(&path("new"), JobChange::Created),
+            job(&path("link"), JobChange::Created),
             job(&path("new"), JobChange::Changed),
             job(&path("folder"), JobChange::Created),
             job(&path("folder/x"), JobChange::Created),

@@ -17,6 +17,7 @@ def step(i):
     os.replace("run/new", "run/latest")
     with open(f"run/step-{i}", "w") as kept: kept.write(str(i))
     if i >= 3: os.remove(f"run/step-{i - 3}")
+    if i in (2, 7): os.symlink("latest", f"run/direct-{i}")
     if i == 8:
         os.rename("run/kept", "run/archive")
     if i == 3:

@@ -18,6 +18,7 @@ from . import catalog, packages, report, rounds, supervised, unwatched
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 WATCHES = {
     "fanotify": ("fanotify",),
+    "reports": ("reports",),
     "none": ("none",),
     "included": ("included",),
     "failing": ("failing",),

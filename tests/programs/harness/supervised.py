@@ -17,6 +17,7 @@ backoff = "200ms"
 WATCH = {
     "fanotify": "",
     "failing": "",
+    "reports": "",
     "none": '[files]\nwatch = "off"\n',
     "included": '[files]\nwatch = "off"\ninclude = ["*"]\n',
 }
@@ -36,7 +37,9 @@ class Supervised:
         self.tools, self.place, self.store = tools, place, place / "store"
         work = place / "work"
         work.mkdir(parents=True, exist_ok=True)
-        (place / "ckpt-run.toml").write_text(SETTINGS + WATCH[tools.watch], encoding="ascii")
+        isolation = 'isolation = "user"\n' if tools.watch == "reports" else ""
+        settings = isolation + SETTINGS + WATCH[tools.watch]
+        (place / "ckpt-run.toml").write_text(settings, encoding="ascii")
         own = [tools.bin, *self._options()]
         own += ["--criu", tools.criu] if tools.criu.exists() else []
         own += ["--interval", "never", "--max-restarts", "-1", "--", *words]
