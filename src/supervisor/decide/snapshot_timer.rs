@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn chance_delays_each_snapshot_once_within_its_bounds_and_spreads_a_fleet() {
+    fn jitter_delays_each_snapshot_once_and_spreads_a_fleet() {
         let start = moment(1_000_000_000);
         let last = LastSnapshot::not_yet(start);
         let delay = |seed, last| {

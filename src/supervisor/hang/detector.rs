@@ -417,7 +417,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_fires_exactly_when_the_last_life_is_as_long_ago_as_the_limit(
+        fn a_sign_fires_exactly_when_it_was_quiet_for_its_limit(
             limit in 1..20_u64, lives in proptest::collection::vec(any::<bool>(), 1..200),
         ) {
             let signs = signs(|hang| hang.gpu = Some(Duration::from_secs(limit)));
@@ -455,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn a_silent_job_is_found_hung_though_each_snapshot_uses_its_cpu_time() {
+    fn cpu_time_of_snapshots_does_not_hide_a_hang() {
         let mut settings = Config::default().hang;
         settings.cpu = Some(10 * SECOND);
         let find = |own: u64| {

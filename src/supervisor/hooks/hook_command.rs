@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hook_s_time_may_be_shortened_while_it_runs_but_not_extended() {
+    fn time_of_a_running_hook_can_only_be_shortened() {
         let outcome = with_its_leash(|hook_group| {
             hook_group.shorten(Duration::from_millis(10));
             hook_group.shorten(LONG * 60);
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hook_that_nobody_waits_for_is_killed_once_and_does_not_start() {
+    fn killed_hook_is_killed_once_and_does_not_start() {
         let outcome = with_its_leash(|hook_group| assert!(hook_group.kill() && !hook_group.kill()));
         assert!(matches!(outcome, Outcome::Failed(why) if why.contains("SIGKILL")));
         let hook_group = HookGroup::new(LONG);
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hook_that_never_stops_printing_is_bounded_in_time_and_lines() {
+    fn endless_output_of_a_hook_is_bounded_in_time_and_lines() {
         // Long enough for it to print more than that.
         let mut timeouts = (0..8).map(|turn| Duration::from_millis(300 << turn));
         let said = timeouts.find_map(|timeout| {

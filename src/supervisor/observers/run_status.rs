@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_newer_supervisors_answer_is_understood_and_an_older_ones_too() {
+    fn status_of_newer_and_older_supervisors_is_understood() {
         let text = r#"{"state":"running","mood":"good","summary":{"snapshots":3,"naps":1}}"#;
         let status: Status = serde_json::from_str(text).unwrap();
         assert_eq!(

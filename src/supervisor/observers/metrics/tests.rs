@@ -232,7 +232,7 @@ fn promtool_finds_nothing_wrong_with_the_alerts() {
 }
 
 #[test]
-fn each_alert_comes_when_it_should_and_none_from_a_run_that_is_well() {
+fn alerts_fire_for_their_cause_and_not_for_a_good_run() {
     let folder = tempfile::tempdir().unwrap();
     let (rules, test) = (
         folder.path().join("rules.yml"),

@@ -46,13 +46,13 @@ fn the_optimum_is_dalys() {
 }
 
 #[test]
-fn a_job_that_fails_before_a_snapshot_pays_is_snapshotted_once_a_failure() {
+fn interval_of_costly_snapshots_is_the_time_between_failures() {
     let chosen = choose(rules(seconds(60), 0.5), seen(seconds(200), Duration::ZERO));
     assert_eq!(chosen.optimum, seconds(60));
 }
 
 #[test]
-fn failures_shorten_the_time_between_them_and_quiet_hours_lengthen_it() {
+fn failures_shorten_the_mean_time_and_quiet_hours_lengthen_it() {
     let time = |computed, failures| mean_time(6 * HOUR, computed, failures);
     assert_eq!(time(Duration::ZERO, 0), 6 * HOUR);
     assert_eq!(time(24 * HOUR, 0), 30 * HOUR);
@@ -77,7 +77,7 @@ fn the_overhead_and_the_writing_are_bounds_from_below() {
 }
 
 #[test]
-fn cheap_snapshots_and_seldom_failures_stay_within_what_makes_sense() {
+fn intervals_stay_between_the_shortest_and_the_longest() {
     let chosen = choose(
         rules(seconds(60), 0.5),
         seen(Duration::from_millis(1), Duration::ZERO),
@@ -117,7 +117,7 @@ fn only_a_change_by_a_fifth_is_news() {
 }
 
 #[test]
-fn an_interval_that_costs_too_much_is_warned_about_with_a_way_out() {
+fn warning_about_a_costly_interval_names_a_remedy() {
     let cost = seen(seconds(6), Duration::ZERO).cost.unwrap();
     assert_eq!(too_dear(rules(HOUR, 0.01), cost, seconds(600)), None);
     let warning = too_dear(rules(HOUR, 0.01), cost, seconds(60)).unwrap();
@@ -132,7 +132,7 @@ fn an_interval_that_costs_too_much_is_warned_about_with_a_way_out() {
 }
 
 #[test]
-fn an_interval_that_costs_about_as_much_as_is_wanted_is_not_warned_about() {
+fn interval_near_the_wanted_overhead_gives_no_warning() {
     let cost = seen(seconds(1), Duration::ZERO).cost.unwrap();
     let warning = |interval| too_dear(rules(HOUR, 0.05), cost, Duration::from_secs_f64(interval));
     for interval in [20.0, 19.5, 19.0, 18.9, 17.5] {
@@ -142,7 +142,7 @@ fn an_interval_that_costs_about_as_much_as_is_wanted_is_not_warned_about() {
 }
 
 #[test]
-fn a_job_slowed_to_half_while_an_image_is_written_has_lost_half_that_time() {
+fn slowdown_to_half_costs_half_of_the_writing_time() {
     assert_eq!(slowdown(4.0, seconds(10), seconds(20)), seconds(5));
     assert_eq!(slowdown(4.0, seconds(10), seconds(50)), Duration::ZERO);
     // It waits for a GPU, most of the time: nothing can be told.
@@ -186,7 +186,7 @@ proptest! {
     }
 
     #[test]
-    fn more_failures_never_lengthen_it_and_dearer_snapshots_never_shorten_it(
+    fn interval_is_monotonic_in_failures_and_in_cost(
         mtbf in 60..=1_000_000_u64, freeze in any_time(100), more in any_time(100), computed in any_time(1 << 30),
         failures in 0..1000_u64,
     ) {

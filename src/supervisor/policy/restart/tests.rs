@@ -192,7 +192,7 @@ fn a_kill_from_outside_after_a_new_image_is_progress() {
 }
 
 #[test]
-fn a_crash_without_any_image_starts_anew_until_the_restarts_are_spent() {
+fn crash_without_image_starts_over_until_the_limit() {
     let rules = Restart {
         without_image: WithoutImage::Start,
         ..rules()

@@ -154,7 +154,7 @@ fn a_wait_for_local_time_looks_at_the_clock_every_minute() {
 }
 
 #[test]
-fn the_pause_doubles_with_each_failure_up_to_an_hour_and_ends_with_a_success() {
+fn pause_after_failures_doubles_up_to_an_hour_until_a_success() {
     let now = clock("2026-01-01T00:00:30Z");
     let waits = |schedule: &Schedule, failures: &[u32]| {
         let failed = |failures: &u32| LastSnapshot {
@@ -272,7 +272,7 @@ fn a_fixed_time_in_the_repeated_hour_runs_once() {
 }
 
 #[test]
-fn every_hour_means_the_repeated_one_too_and_not_the_missing_one() {
+fn every_hour_includes_the_repeated_and_not_the_missing_one() {
     assert_eq!(
         times("30 * * * *", "2026-10-24T23:40:00Z", 3),
         ["10-25 00:30", "10-25 01:30", "10-25 02:30"]
