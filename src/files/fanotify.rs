@@ -268,6 +268,11 @@ impl AsFd for Group {
     }
 }
 
+/// Returns true if changes on the path's file system can be watched.
+pub(super) fn can_watch(path: &Path) -> bool {
+    Group::new().and_then(|mut group| group.watch(path)).is_ok()
+}
+
 /// Returns true if a folder cannot be found because it was removed with its files, for which there were earlier events.
 /// The kernel reports `ESTALE`, and the other errors for a folder that is being removed.
 fn is_gone(error: &io::Error) -> bool {

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use super::changes::{Changed, Look, OpenUses, SoFar, changed_since};
+use super::fanotify::can_watch;
 use super::file_set::{Kept, KeptFile, KeptFiles, TICK_NS};
 use super::folder_scan::Scan;
 use super::held::Held;
@@ -120,6 +121,12 @@ impl JobFiles {
         state.begun_ns = clock::unix_ns();
         self.evidence.clear()?;
         state.record.clear()
+    }
+
+    /// Returns true if a watcher with the privilege for it learns of changes in the working folder.
+    #[must_use]
+    pub fn can_be_watched(&self) -> bool {
+        can_watch(&self.folder)
     }
 
     /// Returns the variable that makes the programs of a job without a watcher report their changes.
@@ -338,6 +345,7 @@ impl JobFiles {
     /// Has the watcher write a mark for the image, and reads the record up to the mark. If there is no mark, returns the
     /// reason; the record then has the reports of the job's programs, a gap and a mark of the supervisor's.
     fn mark(&self, state: &mut State, id: u64) -> Option<String> {
+        let reported = self.record_reports(state);
         let reason = match request(state, id, Mark::Frozen) {
             Ok(()) => None,
             Err(_) if state.marker.is_none() && self.evidence.is_used() => {
@@ -346,20 +354,26 @@ impl JobFiles {
             Err(reason) => Some(reason),
         };
         let written = reason.as_ref().map_or(Ok(()), |reason| {
-            let earlier = state.newest.as_ref();
-            let since_ns = earlier.map_or(state.begun_ns, |(_, set)| set.frozen_ns);
-            let mut lines = self.evidence.take(&self.ours, since_ns)?;
             let gap = Line::Gap {
                 reason: reason.clone(),
             };
-            lines.extend([gap.clone(), Line::Image { id }, gap]);
-            append(state.record.path(), &lines)
+            append(state.record.path(), &[gap.clone(), Line::Image { id }, gap])
         });
-        let read = written.and_then(|()| state.record.catch_up());
-        match read {
+        match reported.and(written).and_then(|()| state.record.catch_up()) {
             Ok(()) => reason,
             Err(error) => Some(format!("the record of the job's files: {error}")),
         }
+    }
+
+    /// Adds the reports of the job's programs to the record.
+    fn record_reports(&self, state: &State) -> io::Result<()> {
+        let earlier = state.newest.as_ref();
+        let since_ns = earlier.map_or(state.begun_ns, |(_, set)| set.frozen_ns);
+        let lines = self.evidence.take(&self.ours, since_ns)?;
+        if lines.is_empty() {
+            return Ok(());
+        }
+        append(state.record.path(), &lines)
     }
 
     /// Plans the rollback to the set of an image; see [`Rollback::plan`].

@@ -9,14 +9,12 @@ use std::fs;
 use std::io::{self, PipeWriter, Write as _};
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
-use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitCode, Stdio};
 
 use nix::errno::Errno;
 use nix::libc;
-use nix::mount::{MsFlags, mount};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::prctl;
 use nix::sys::signal::{SigSet, Signal, kill};
@@ -27,10 +25,7 @@ use nix::unistd::{Pid, setsid};
 use super::protocol::{Ended, Event, JobPids, Request, ToolCommand, receive, send};
 use super::spawn::{CONTROL_DESCRIPTOR, raise_to_hard_limit};
 use super::user_namespace::{map_user, user_of};
-use super::{descendants, root};
-
-/// Device that creates new terminals.
-const MAKER: &str = "/dev/ptmx";
+use super::{descendants, mounts, root};
 
 /// Runs pid 1 until the supervisor is gone. `mode` is `namespaces`, `user UID GID` or `none`.
 #[must_use]
@@ -84,10 +79,10 @@ impl Init {
                 step("map the user into a user namespace", map_user(user))?;
             }
             if isolated {
-                step("make the mounts private", slave_mounts())?;
-                step("mount /proc", mount_proc())?;
+                step("make the mounts private", mounts::take_over())?;
+                step("mount /proc", mounts::mount_proc())?;
                 // Without them the job has the machine's.
-                let _ = mount_terminals(user.is_some());
+                let _ = mounts::mount_terminals(user.is_some());
             } else {
                 step(
                     "adopt orphans",
@@ -404,53 +399,6 @@ fn close_inherited(control: &UnixStream) -> io::Result<()> {
         control,
         nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::FD_CLOEXEC),
     )?;
-    Ok(())
-}
-
-/// Makes mounts of the host propagate into the sandbox, but not the reverse.
-fn slave_mounts() -> io::Result<()> {
-    mount(
-        None::<&str>,
-        "/",
-        None::<&str>,
-        MsFlags::MS_REC | MsFlags::MS_SLAVE,
-        None::<&str>,
-    )?;
-    Ok(())
-}
-
-fn mount_proc() -> io::Result<()> {
-    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
-    mount(Some("proc"), "/proc", Some("proc"), flags, None::<&str>)?;
-    Ok(())
-}
-
-/// Terminals of the job's own: CRIU gives them back their numbers, which are free in a sandbox whatever the machine's are.
-fn mount_terminals(in_user_namespace: bool) -> io::Result<()> {
-    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NOEXEC;
-    // 5 is the group "tty" everywhere. It has no number in a user namespace.
-    let options = if in_user_namespace {
-        "newinstance,ptmxmode=0666,mode=0620"
-    } else {
-        "newinstance,ptmxmode=0666,mode=0620,gid=5"
-    };
-    mount(
-        Some("devpts"),
-        "/dev/pts",
-        Some("devpts"),
-        flags,
-        Some(options),
-    )?;
-    let filesystem = |path: &str| fs::metadata(path).map(|found| found.dev());
-    let leads_to = filesystem(MAKER)?;
-    // CRIU restores the owner of the node, and the machine's root has no number in a user namespace.
-    let is_foreign = in_user_namespace && leads_to != filesystem("/dev/pts")?;
-    // A node in the folder's parent finds the folder, and a link leads into it. In some containers the node is a mount
-    // of the machine's.
-    if is_foreign || (leads_to != filesystem("/dev")? && leads_to != filesystem("/dev/pts")?) {
-        let (source, bind) = (Some("/dev/pts/ptmx"), MsFlags::MS_BIND);
-        mount(source, MAKER, None::<&str>, bind, None::<&str>)?;
-    }
     Ok(())
 }
 

@@ -1,18 +1,73 @@
-//! Mounts that the job has created or changed in its sandbox. A new sandbox does not have them, so after a restore
-//! paths would lead to other files.
+//! Mounts of a sandbox: its own, and those that the job has created or changed. A new sandbox does not have the job's, so
+//! after a restore paths would lead to other files.
 
 use std::collections::HashSet;
+use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+
+use nix::mount::{MsFlags, mount};
 
 use crate::mount_table::Mount;
 
-/// Path, type and root of mounts created by the sandbox (`init::mount_proc`, `init::mount_terminals`).
+/// Path, type and root of mounts created by the sandbox (`mount_proc`, `mount_terminals`).
 const SANDBOXS_OWN: [(&str, &str, &str); 3] = [
     ("/proc", "proc", "/"),
     ("/dev/pts", "devpts", "/"),
     ("/dev/ptmx", "devpts", "/ptmx"),
 ];
+
+/// Device that creates new terminals.
+const MAKER: &str = "/dev/ptmx";
+
+/// Makes mounts of the host propagate into the sandbox, but not the reverse.
+pub(super) fn take_over() -> io::Result<()> {
+    mount(
+        None::<&str>,
+        "/",
+        None::<&str>,
+        MsFlags::MS_REC | MsFlags::MS_SLAVE,
+        None::<&str>,
+    )?;
+    Ok(())
+}
+
+/// Mounts the `/proc` of the sandbox's PID namespace.
+pub(super) fn mount_proc() -> io::Result<()> {
+    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+    mount(Some("proc"), "/proc", Some("proc"), flags, None::<&str>)?;
+    Ok(())
+}
+
+/// Mounts terminals of the job's own: CRIU gives them back their numbers, which are free in a sandbox whatever the machine's are.
+pub(super) fn mount_terminals(in_user_namespace: bool) -> io::Result<()> {
+    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NOEXEC;
+    // 5 is the group "tty" everywhere. It has no number in a user namespace.
+    let options = if in_user_namespace {
+        "newinstance,ptmxmode=0666,mode=0620"
+    } else {
+        "newinstance,ptmxmode=0666,mode=0620,gid=5"
+    };
+    mount(
+        Some("devpts"),
+        "/dev/pts",
+        Some("devpts"),
+        flags,
+        Some(options),
+    )?;
+    let filesystem = |path: &str| fs::metadata(path).map(|found| found.dev());
+    let leads_to = filesystem(MAKER)?;
+    // CRIU restores the owner of the node, and the machine's root has no number in a user namespace.
+    let is_foreign = in_user_namespace && leads_to != filesystem("/dev/pts")?;
+    // A node in the folder's parent finds the folder, and a link leads into it. In some containers the node is a mount
+    // of the machine's.
+    if is_foreign || (leads_to != filesystem("/dev")? && leads_to != filesystem("/dev/pts")?) {
+        let (source, bind) = (Some("/dev/pts/ptmx"), MsFlags::MS_BIND);
+        mount(source, MAKER, None::<&str>, bind, None::<&str>)?;
+    }
+    Ok(())
+}
 
 /// Returns the first mount point that is neither the machine's nor the sandbox's. `sandbox` is the host pid of pid 1.
 ///

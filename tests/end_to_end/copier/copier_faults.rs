@@ -286,7 +286,7 @@ fn manual_start_of_the_copier_prints_an_explanation() {
         .unwrap();
     assert_eq!(output.status.code(), Some(125));
     let said = String::from_utf8(output.stderr).unwrap();
-    assert!(said.contains("a supervisor starts by itself"), "{said}");
+    assert!(said.contains("the supervisor starts it"), "{said}");
 }
 
 /// Process that the next test kills; not a test of its own.

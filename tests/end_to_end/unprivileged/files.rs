@@ -1,8 +1,10 @@
-//! Closed files of an ordinary user's job, for whom the kernel does not report who writes.
+//! Closed files of jobs for which the kernel does not report who writes: an ordinary user's, and root's on an overlay.
 
 use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
-use crate::harness::{ON_REQUEST, Place, apply, as_user};
+use crate::harness::{ON_REQUEST, Place, apply, as_root, as_user, skip};
 
 /// Works like a training program: appends to a log that it closes, replaces its checkpoint by a rename, keeps the last
 /// three, renames a folder, and starts programs that write. Waits at the snapshot for MORE, and at the end for "go".
@@ -55,23 +57,71 @@ fn contents(place: &Place, folder: &str) -> Vec<(String, String)> {
 
 #[apply(as_user)]
 fn closed_files_that_the_job_writes_are_rolled_back() {
-    let place = Place::new();
+    files_are_rolled_back(&Place::new());
+}
+
+#[apply(as_root)]
+fn closed_files_on_an_overlay_are_rolled_back() {
+    let (place, layers) = (Place::new(), Place::new());
+    let Some(_overlay) = Overlay::over(&place, &layers) else {
+        skip("no overlay can be mounted here");
+        return;
+    };
+    files_are_rolled_back(&place);
+}
+
+/// Overlay whose layers are in memory and have no path, as in a container; unmounted on drop.
+struct Overlay(PathBuf);
+
+impl Overlay {
+    fn over(place: &Place, layers: &Place) -> Option<Self> {
+        let layers = layers.path();
+        let made = mount("tmpfs", "mode=755", layers);
+        for name in ["lower", "upper", "work"] {
+            fs::create_dir(layers.join(name)).unwrap();
+        }
+        let folders = layers.to_str().unwrap();
+        let options =
+            format!("lowerdir={folders}/lower,upperdir={folders}/upper,workdir={folders}/work");
+        let made = made && mount("overlay", &options, place.path());
+        unmount(layers);
+        made.then(|| Self(place.path().to_owned()))
+    }
+}
+
+impl Drop for Overlay {
+    fn drop(&mut self) {
+        unmount(&self.0);
+    }
+}
+
+fn unmount(folder: &Path) {
+    let _ = Command::new("umount").arg("--lazy").arg(folder).status();
+}
+
+fn mount(kind: &str, options: &str, folder: &Path) -> bool {
+    let mut mount = Command::new("mount");
+    let mount = mount.args(["-t", kind, "-o", options, kind]).arg(folder);
+    mount.status().is_ok_and(|status| status.success())
+}
+
+fn files_are_rolled_back(place: &Place) {
     let elsewhere = Place::new();
     let more = elsewhere.file("more");
     let script = TRAINS.replace("MORE", more.to_str().unwrap());
     let mut run = place.start_python(&ON_REQUEST, &script);
     place.wait_for("out", "ready");
     place.snapshot();
-    let then = contents(&place, "run");
+    let then = contents(place, "run");
     fs::write(more, "").unwrap();
     place.wait_for("out", "done");
-    let untouched = contents(&place, "run");
+    let untouched = contents(place, "run");
     assert_ne!(then, untouched);
     run.crash();
     place.wait_for("err", "ckpt-run: restored image=000001");
     place.go();
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
-    assert_eq!(contents(&place, "run"), untouched);
+    assert_eq!(contents(place, "run"), untouched);
     let log: Vec<_> = (0..12).map(|i| format!("step {i}\n")).collect();
     assert_eq!(place.text("run/log"), log.concat());
 }
