@@ -1,4 +1,4 @@
-//! The reasons why an ordinary user may have no user namespace, each with who can change it.
+//! Reasons why the kernel refuses a user namespace to an ordinary user, and who can change each.
 
 use std::fmt;
 use std::fs;
@@ -20,11 +20,11 @@ pub enum Forbidden {
         /// The value that allows it.
         allows: &'static str,
     },
-    /// `AppArmor` takes the rights away from a program that it has no rule for (Ubuntu 23.10 and later).
+    /// `AppArmor` removes the capabilities of programs without a rule (Ubuntu 23.10 and later).
     AppArmor,
-    /// A seccomp filter, as containers have it.
+    /// A seccomp filter, as in containers.
     Seccomp,
-    /// Parts of `/proc` are covered, as in containers: the kernel lets no user mount it whole.
+    /// Parts of `/proc` are covered, as in containers. The kernel then refuses to mount a new one.
     CoveredProc,
     /// The kernel was built without user namespaces.
     Kernel,
@@ -33,8 +33,8 @@ pub enum Forbidden {
 }
 
 impl Forbidden {
-    /// Finds the reason of a refusal of this machine's. `mounting` is true if the namespace was there already, and a file
-    /// system could not be mounted in it.
+    /// Finds the reason of a refusal on this machine. `mounting` is true if the namespace was created, and a mount in it
+    /// was refused.
     pub(super) fn find(refusal: &io::Error, mounting: bool) -> Self {
         let filtered = fs::read_to_string("/proc/self/status")
             .is_ok_and(|status| status.contains("\nSeccomp:\t2"));

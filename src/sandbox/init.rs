@@ -55,7 +55,7 @@ struct Init {
     control: UnixStream,
     children: SignalFd,
     isolated: bool,
-    /// All of this has a user namespace of its own.
+    /// True if the sandbox has a user namespace of its own.
     in_user_namespace: bool,
     job: Option<JobPids>,
     tools: HashMap<Pid, Option<JobPids>>,
@@ -81,7 +81,7 @@ impl Init {
             if isolated {
                 step("make the mounts private", mounts::take_over())?;
                 step("mount /proc", mounts::mount_proc())?;
-                // Without them the job has the machine's.
+                // If this fails, the job uses the machine's terminals.
                 let _ = mounts::mount_terminals(user.is_some());
             } else {
                 step(

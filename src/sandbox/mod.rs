@@ -14,10 +14,9 @@
 //! of tools: the supervisor passes command lines. A kill of pid 1 ends every process in the sandbox, and pid 1 exits
 //! with the supervisor (`PDEATHSIG` and the end of the control socket).
 //!
-//! An ordinary user's sandbox has a user namespace as well, in which CRIU has the rights that it needs
-//! ([`Isolation::User`]). Where namespaces are not to be had the same process runs as a plain child
-//! ([`Isolation::None`]) and adopts orphans as a subreaper; when its control socket
-//! ends it kills them all before it goes.
+//! An ordinary user's sandbox also has a user namespace, in which CRIU has the capabilities that it needs
+//! ([`Isolation::User`]). If the kernel refuses namespaces, pid 1 is a plain child ([`Isolation::None`]) and adopts orphans
+//! as a subreaper. When its control socket is closed, it kills all descendants and exits.
 
 mod callers_signals;
 mod descendants;

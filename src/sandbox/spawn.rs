@@ -36,10 +36,10 @@ const EXEC_FAILED: isize = 125;
 /// Reasons why a sandbox could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum SpawnError {
-    /// The kernel does not let us make namespaces.
+    /// The kernel refuses namespaces.
     #[error("cannot create PID and mount namespaces (needs CAP_SYS_ADMIN)")]
     NotPermitted(#[source] io::Error),
-    /// The kernel does not let us make a user namespace, or use it.
+    /// The kernel refuses a user namespace, or an operation in it.
     #[error("cannot create namespaces without privileges ({step}): {forbidden}")]
     UserNamespace {
         /// The step that was refused.
@@ -65,7 +65,7 @@ impl SpawnError {
     }
 }
 
-/// The limit of open descriptors that the job gets: what we were started with.
+/// Descriptor limit of the job: the limit with which ckpt-run was started.
 static JOB_DESCRIPTORS: OnceLock<libc::rlimit> = OnceLock::new();
 /// Limit on descriptors: the number that Linux gives a process by default (`fs.nr_open`).
 const DESCRIPTORS_MAX: u64 = 1 << 20;
@@ -99,8 +99,8 @@ pub fn with_job_descriptor_limit(command: &mut Command) -> &mut Command {
     }
 }
 
-/// Lets this process have as many open descriptors as its hard limit allows: CRIU restores each of the job's in a process
-/// that begins with its own limit, which it raises itself only with `CAP_SYS_RESOURCE`. For between fork and exec.
+/// Raises this process's descriptor limit to its hard limit. CRIU restores the job's descriptors in processes that inherit
+/// CRIU's limit, and raises it itself only with `CAP_SYS_RESOURCE`. The function may be called between fork and exec.
 pub(super) fn raise_to_hard_limit() {
     let mut limit = libc::rlimit {
         rlim_cur: 0,
@@ -148,7 +148,7 @@ pub(super) fn spawn(
     let envp = pointers(&variables);
     let socket = theirs.as_raw_fd();
 
-    // Without a namespace pid 1 must live on after us, to kill the job: it sees the socket's end.
+    // Without a PID namespace, pid 1 must survive the supervisor to kill the job. It notices the end of the socket.
     let dies_with_us = isolation.has_namespaces();
     let own = CloneFlags::CLONE_NEWPID | CloneFlags::CLONE_NEWNS;
     let flags = match isolation {
@@ -178,7 +178,7 @@ pub(super) fn spawn(
     }
 }
 
-/// Returns the argument that tells pid 1 its isolation; for a user namespace with the ids that it begins with.
+/// Returns pid 1's argument for its isolation. For a user namespace it contains the ids to be mapped.
 fn mode_of(isolation: Isolation) -> OsString {
     match isolation {
         Isolation::Namespaces => "namespaces".into(),
@@ -187,7 +187,7 @@ fn mode_of(isolation: Isolation) -> OsString {
     }
 }
 
-/// Runs in the cloned child, where another thread may have held the allocator's lock: system calls only.
+/// Executes pid 1 in the cloned child. Makes only system calls, because another thread may have held the allocator's lock.
 fn become_init(
     dies_with_us: bool,
     socket: RawFd,

@@ -1,14 +1,13 @@
 #![allow(unsafe_code, reason = "capabilities between clone and execve")]
-//! The user namespace of an ordinary user's sandbox: in it CRIU has all rights over the job, and nowhere else.
+//! The user namespace of an ordinary user's sandbox. CRIU has all capabilities over the job in it, and none outside.
 //!
 //! ```text
 //! clone(CLONE_NEWUSER)   the child has all capabilities in the new namespace
-//! keep_rights            they become ambient: execve keeps them, though the user is not root in there
-//! pid 1, map_user        the user's own uid and gid have a number in there, the same one; nobody else has
-//! root, drop_rights      the job has none of them
+//! keep_rights            makes them ambient, so that execve keeps them although the user is not root there
+//! pid 1, map_user        maps the user's uid and gid to the same numbers; no other id is mapped
+//! root, drop_rights      removes all capabilities before the job starts
 //! ```
-//! Programs that would gain rights by who executes them (setuid, file capabilities) gain none: their owners have no number
-//! in the namespace.
+//! Setuid programs and programs with file capabilities gain no rights, because their owners are not mapped.
 
 use std::fs;
 use std::io;
@@ -26,9 +25,9 @@ use crate::clock;
 
 /// The machine's own user namespace (`USER_NS_INIT_INO` of linux/nsfs.h).
 const INITIAL: &str = "user:[4026531837]";
-/// First capability that no kernel has: there is room for 64, and each that is known takes one.
+/// Number of capabilities for which the kernel's sets have room.
 const CAPABILITIES_MAX: libc::c_ulong = 64;
-/// Limit on the end of threads that have done their work, and time between two looks.
+/// Time limit for other threads to exit, and interval between two checks.
 const THREADS_END_WITHIN: Duration = Duration::from_secs(2);
 const THREADS_POLL: Duration = Duration::from_millis(1);
 /// `_LINUX_CAPABILITY_VERSION_3`.
@@ -42,13 +41,13 @@ pub fn is_in_user_namespace() -> bool {
     namespace.is_ok_and(|name| name.as_os_str() != INITIAL)
 }
 
-/// Capabilities that have no effect in there, by their numbers in linux/capability.h. CRIU, which looks for them, would
-/// fail where it uses them: it becomes root (`CAP_SETUID`), who has no number, changes the machine's network
-/// (`CAP_NET_ADMIN`), and raises its limits (`CAP_SYS_RESOURCE`).
+/// Capabilities that have no effect in the namespace, by their numbers in linux/capability.h. CRIU would use them and fail:
+/// to become root, which is not mapped (`CAP_SETUID`), to change the machine's network (`CAP_NET_ADMIN`), and to raise
+/// limits (`CAP_SYS_RESOURCE`).
 const WITHOUT_EFFECT: [libc::c_ulong; 3] = [7, 12, 24];
 
 /// Moves this process into a user namespace of its own and into these other namespaces, in which it has all capabilities
-/// until it executes a program. It must have one thread; one that is about to end is waited for.
+/// until it executes a program. The process must have one thread; the function waits for others that are about to exit.
 ///
 /// # Errors
 /// The kernel or a security module refuses it.
@@ -68,7 +67,8 @@ fn threads() -> usize {
 
 /// Lets this process keep its capabilities when it executes a program, and that program when it executes others.
 ///
-/// For between clone and execve: system calls only. Where the kernel refuses them, the first step of pid 1 fails.
+/// The function may be called between clone and execve, because it makes only system calls. If the kernel refuses them, the
+/// first step of pid 1 fails.
 pub(super) fn keep_rights() {
     let Some(mut sets) = capabilities() else {
         return;
@@ -89,12 +89,12 @@ pub(super) fn keep_rights() {
     }
 }
 
-/// Gives up all capabilities. A user that is root in the namespace has them again in the programs that it executes.
+/// Drops all capabilities. If the user is root in the namespace, programs that it executes have them again.
 ///
 /// # Errors
 /// The kernel refuses it.
 pub(super) fn drop_rights() -> io::Result<()> {
-    // Ambient ones end with the inheritable ones.
+    // Clearing the inheritable set also clears the ambient set.
     let none = [Set::default(); 2];
     if set_capabilities(&none) {
         Ok(())
@@ -103,23 +103,23 @@ pub(super) fn drop_rights() -> io::Result<()> {
     }
 }
 
-/// Returns the user and group that pid 1 is told by its argument: `user UID GID`.
+/// Parses the user and group from pid 1's argument `user UID GID`.
 pub(super) fn user_of(mode: &str) -> Option<(u32, u32)> {
     let (user, group) = mode.strip_prefix("user ")?.split_once(' ')?;
     Some((user.parse().ok()?, group.parse().ok()?))
 }
 
-/// Gives the user and group, which created this process's namespace, the same numbers in it.
+/// Maps the user and group that created this process's namespace to the same numbers in it.
 ///
 /// # Errors
 /// The kernel or a security module refuses it.
 pub(super) fn map_user((user, group): (u32, u32)) -> io::Result<()> {
     let of_us = Path::new("/proc/self");
-    // Without this the kernel maps no group: the process could leave groups that are denied something.
+    // The kernel requires this before it maps a group, because the process could leave a group that is denied access.
     fs::write(of_us.join("setgroups"), "deny")?;
     fs::write(of_us.join("uid_map"), format!("{user} {user} 1"))?;
     fs::write(of_us.join("gid_map"), format!("{group} {group} 1"))?;
-    // CRIU finds the process's files in /proc.
+    // Makes the process's files in /proc readable for CRIU.
     Ok(prctl::set_dumpable(true)?)
 }
 
