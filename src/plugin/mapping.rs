@@ -1,6 +1,6 @@
 //! A line of `/proc/PID/maps`.
 
-/// End of the name of a file that has lost the name by which it was opened.
+/// Suffix of the name of a file whose name was removed.
 const DELETED: &[u8] = b" (deleted)";
 
 /// A mapping of a process.
@@ -8,9 +8,9 @@ const DELETED: &[u8] = b" (deleted)";
 pub struct Mapping<'a> {
     pub start: u64,
     pub end: u64,
-    /// Writes through it reach the file and other processes.
+    /// True if writes through it reach the file and other processes.
     pub is_shared: bool,
-    /// Place in the file.
+    /// Offset in the file.
     pub offset: u64,
     pub identity: Identity,
     pub name: &'a [u8],
@@ -21,7 +21,7 @@ pub struct Mapping<'a> {
 pub struct Identity {
     pub device: (u32, u32),
     pub inode: u64,
-    /// A segment of System V, whose inodes are numbers of their own.
+    /// True for a System V segment, whose inode numbers are separate.
     pub is_system_v: bool,
 }
 
@@ -30,11 +30,11 @@ pub struct Identity {
 pub enum Kind {
     /// Memory without a file, shared or not, and what the kernel provides.
     Memory,
-    /// A file that has its name.
+    /// A file whose name exists.
     Named,
-    /// A file without the name that it was opened by.
+    /// A file whose name was removed.
     Nameless,
-    /// The buffer of asynchronous I/O, which CRIU makes anew.
+    /// The buffer of asynchronous I/O, which CRIU recreates.
     Aio,
     /// An object of another kind, such as the buffer of a device without a file.
     Other,

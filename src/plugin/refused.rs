@@ -1,6 +1,6 @@
 #![allow(unsafe_code, reason = "called by CRIU through C")]
-//! Functions that take the place of the C library's in CRIU, for what the kernel refuses to a CRIU without privileges on
-//! the machine. All other calls are made as they are.
+//! Replacements for functions of the C library in a CRIU without privileges on the machine. They answer what the kernel
+//! refuses to such a CRIU, and pass all other calls on unchanged.
 //!
 //! ```text
 //! openat          EPERM: `stand_in`   EACCES: `settings`
@@ -22,7 +22,7 @@ const NEWFSTATAT: c_long = 79;
 /// Size of a `struct stat` in words.
 const STAT_WORDS: usize = if cfg!(target_arch = "x86_64") { 18 } else { 16 };
 
-/// Opens a file, as the function of the C library.
+/// Opens a file like the function of the C library.
 ///
 /// # Safety
 /// The path ends with a zero.
@@ -50,7 +50,7 @@ pub unsafe extern "C" fn openat64(
     }
 }
 
-/// Looks at a file, as the function of the C library.
+/// Returns the attributes of a file like the function of the C library.
 ///
 /// # Safety
 /// The path ends with a zero, and `into` has room for a `struct stat`.
@@ -60,7 +60,7 @@ pub unsafe extern "C" fn stat64(path: *const c_char, into: *mut u64) -> c_int {
     unsafe { fstatat64(AT_FDCWD, path, into, 0) }
 }
 
-/// Looks at a file, as the function of the C library.
+/// Returns the attributes of a file like the function of the C library.
 ///
 /// # Safety
 /// The path ends with a zero, and `into` has room for a `struct stat`.
@@ -102,10 +102,10 @@ pub unsafe extern "C" fn fstatat64(
     result
 }
 
-/// Writes to a file, as the function of the C library.
+/// Writes to a file like the function of the C library.
 ///
 /// # Safety
-/// There are so many bytes.
+/// `bytes` points to `len` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn write(file: c_int, bytes: *const c_void, len: usize) -> isize {
     let bytes = if len == 0 {

@@ -1,9 +1,9 @@
 #![allow(unsafe_code, reason = "called by CRIU through C")]
-//! Settings of the kernel for a CRIU without privileges on the machine, which may not change them: those of an IPC namespace
-//! belong to its root, and in the namespace of an ordinary user there is none.
+//! Kernel settings of an IPC namespace, for a CRIU without privileges on the machine. They belong to root, which is not
+//! mapped in the namespace of an ordinary user, so CRIU may not change them.
 //!
-//! Such a setting has the kernel's value, at the dump and at the restore. CRIU opens it for writing (`EACCES`) and gets it
-//! for reading; where it then writes the value that is there, that counts as done. Another value is an error.
+//! Such a setting has the kernel's default at the dump and at the restore. When CRIU opens it for writing (`EACCES`), it
+//! gets a descriptor for reading. A write of the present value counts as successful; another value is an error.
 
 use core::cell::UnsafeCell;
 use core::ffi::{CStr, c_int};
@@ -30,7 +30,7 @@ unsafe impl Sync for Shared {}
 
 static OPEN: Shared = Shared(UnsafeCell::new(None));
 
-/// Answers an `openat` that the kernel has refused with `EACCES`. Returns `None` if the answer stays.
+/// Answers an `openat` that the kernel has refused with `EACCES`. Returns `None` if the refusal stays.
 pub fn answer(folder: c_int, path: &CStr, flags: c_int) -> Option<Result<c_int, c_int>> {
     if flags & O_ACCMODE == 0 || !path.to_bytes().starts_with(SETTINGS) {
         return None;
@@ -43,7 +43,7 @@ pub fn answer(folder: c_int, path: &CStr, flags: c_int) -> Option<Result<c_int, 
     Some(Ok(file))
 }
 
-/// Answers a `write`. Returns `None` if it is not to a setting that was opened.
+/// Answers a `write`. Returns `None` if the file is not a setting that was opened here.
 pub fn write(file: c_int, bytes: &[u8]) -> Option<Result<usize, c_int>> {
     // SAFETY: CRIU has one thread, and nothing keeps a reference across this.
     let open = unsafe { &mut *OPEN.0.get() };
@@ -52,7 +52,7 @@ pub fn write(file: c_int, bytes: &[u8]) -> Option<Result<usize, c_int>> {
     Some(if is_set { Ok(bytes.len()) } else { Err(EACCES) })
 }
 
-/// Returns true if both are the same words.
+/// Returns true if both texts have the same words.
 fn same(one: &[u8], other: &[u8]) -> bool {
     words(one).next().is_some() && words(one).eq(words(other))
 }

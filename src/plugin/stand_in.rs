@@ -1,6 +1,6 @@
 #![allow(unsafe_code, reason = "called by CRIU through C")]
-//! Mapped files and shared memory for a CRIU without privileges on the machine: the kernel lets it follow no link of
-//! `/proc/PID/map_files` (`EPERM`).
+//! Mapped files and shared memory, for a CRIU without privileges on the machine. The kernel refuses it to follow the links
+//! in `/proc/PID/map_files` (`EPERM`).
 //!
 //! ```text
 //! a file that has its name            CRIU opens it by that
@@ -8,10 +8,11 @@
 //! was opened by                       folder; else a copy of what is mapped, the same one for all processes
 //! shared memory without a file        a copy of what is mapped
 //! ```
-//! A copy is made of shared mappings only, which show the file's content. What is in doubt is refused with `EIO`: after
-//! `EPERM`, CRIU (4.2) would take some of it for private memory, or read beyond a mapping's end.
+//! Only shared mappings are copied, because they show the file's content. In case of doubt the answer is `EIO`: after
+//! `EPERM`, CRIU (4.2) would treat some mappings as private memory, or read beyond a mapping's end.
 //!
-//! A copy lacks the parts of a file that no process has mapped. Nobody can reach them but by enlarging a mapping (`mremap`).
+//! A copy lacks the parts of a file that no process has mapped. A process can reach them only by enlarging a mapping
+//! (`mremap`).
 
 use core::cell::UnsafeCell;
 use core::ffi::{CStr, c_char, c_int, c_uint};
@@ -33,11 +34,11 @@ const MAP_FILES: &[u8] = b"map_files/";
 const OF_SELF: &[u8] = b"/proc/self/map_files/";
 /// Error by which CRIU recognizes a file without an inode of its own.
 const ENXIO: c_int = 6;
-/// Most copies in one dump, each of which takes a descriptor.
+/// Limit on the copies in one dump. Each needs a descriptor.
 const COPIES_MAX: usize = 4096;
-/// Most bytes of all copies, which are in memory twice meanwhile.
+/// Limit on the bytes of all copies, which are in memory twice during the dump.
 const COPIED_BYTES_MAX: u64 = 64 << 30;
-/// Most parts of a file that are mapped separately.
+/// Limit on the separately mapped parts of a file.
 const PARTS_MAX: usize = 64;
 /// Longest path.
 const PATH_BYTES_MAX: usize = 4096;
@@ -50,7 +51,7 @@ const PAGE: usize = 4096;
 const O_ACCMODE: c_int = 3;
 const O_PATH: c_int = 0o10_000_000;
 
-/// Answers an `openat` that the kernel has refused with `EPERM`. Returns `None` if the answer stays.
+/// Answers an `openat` that the kernel has refused with `EPERM`. Returns `None` if the refusal stays.
 pub fn answer(folder: c_int, path: &CStr, flags: c_int) -> Option<Result<c_int, c_int>> {
     if flags & O_ACCMODE != 0 {
         return None;
@@ -61,8 +62,8 @@ pub fn answer(folder: c_int, path: &CStr, flags: c_int) -> Option<Result<c_int, 
     })
 }
 
-/// Answers a `stat` that the kernel has refused with `EPERM`, of memory without a file: its identity. Returns `None` if the
-/// answer stays.
+/// Answers a `stat` of memory without a file, which the kernel has refused with `EPERM`, with its identity. Returns `None` if
+/// the refusal stays.
 pub fn about(folder: c_int, path: &CStr) -> Option<Identity> {
     find(folder, path, |_, mapping, _| match mapping.kind() {
         Kind::Memory | Kind::Aio => Some(mapping.identity),
@@ -70,16 +71,16 @@ pub fn about(folder: c_int, path: &CStr) -> Option<Identity> {
     })
 }
 
-/// Question of CRIU's, by the way it takes to the link.
+/// Purpose of CRIU's call, recognized by the folder from which it follows the link.
 #[derive(Clone, Copy)]
 enum AsksFor {
-    /// The mapped file. CRIU has the folder of links open.
+    /// CRIU wants the mapped file, and has the folder of links open.
     File,
-    /// The content of shared memory. CRIU begins at the process.
+    /// CRIU wants the content of shared memory, and has the folder of the process open.
     Content,
 }
 
-/// Finds the mapping that a path into `/proc/PID/map_files` names. `act` gets the process's folder as well.
+/// Finds the mapping that a path into `/proc/PID/map_files` names. `act` also gets the process's folder.
 fn find<T>(
     folder: c_int,
     path: &CStr,
@@ -118,7 +119,7 @@ fn find<T>(
     answer
 }
 
-/// Answers a CRIU that collects mappings and asks what they are of.
+/// Answers a CRIU that collects mappings and asks for the mapped object.
 fn of_file(process: c_int, mapping: &Mapping<'_>, flags: c_int) -> Option<Result<c_int, c_int>> {
     match mapping.kind() {
         Kind::Memory | Kind::Named => return None,
@@ -165,7 +166,7 @@ fn of_content(process: c_int, mapping: &Mapping<'_>) -> Option<Result<c_int, c_i
     Some(copy(files, process, mapping, Ends::AtTheEnd, &mut bytes))
 }
 
-/// Returns true if the open file is the mapped one. On file systems in layers the numbers of the devices differ.
+/// Returns true if the open file is the mapped one. On overlays the device numbers differ.
 fn is_of(files: &FrozenFiles, file: &OpenFile, mapping: &Mapping<'_>) -> bool {
     let (inode, device) = file.identity;
     if inode != mapping.identity.inode {
@@ -179,7 +180,7 @@ fn is_of(files: &FrozenFiles, file: &OpenFile, mapping: &Mapping<'_>) -> bool {
         .is_some_and(|length| name.get(..length) == Some(mapping.name))
 }
 
-/// Opens the file by another name that it has in the folder in which it was opened, as a named semaphore has.
+/// Opens the file by another name in the folder in which it was opened. Named semaphores have one.
 fn by_another_name(mapping: &Mapping<'_>, flags: c_int) -> Option<c_int> {
     let former = mapping.former_name();
     let slash = former.iter().rposition(|byte| *byte == b'/')?;
@@ -207,7 +208,7 @@ fn by_another_name(mapping: &Mapping<'_>, flags: c_int) -> Option<c_int> {
     found
 }
 
-/// Places at which the mapped object may end before the mapping does.
+/// Possible end of a mapped object, relative to its mapping.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Ends {
     /// A file may be shorter than its mapping.
@@ -216,7 +217,7 @@ enum Ends {
     AtTheEnd,
 }
 
-/// Copies what the processes have mapped of a file into a new one.
+/// Copies the parts of a file that processes have mapped into a new file.
 fn copy(
     files: &FrozenFiles,
     process: c_int,
@@ -290,7 +291,7 @@ struct Target<'a> {
     file: c_int,
     ends: Ends,
     size: u64,
-    /// From where to where it has the content.
+    /// Ranges of the copy that have their content.
     parts: [(u64, u64); PARTS_MAX],
     len: usize,
     bytes: &'a mut u64,
@@ -338,7 +339,7 @@ impl Target<'_> {
     }
 }
 
-/// Makes an empty file in memory, by the last part of the mapped one's name.
+/// Creates an empty file in memory, named like the mapped file without its folders.
 fn new_file(mapping: &Mapping<'_>) -> Result<c_int, c_int> {
     const MFD_CLOEXEC: c_uint = 1;
     let former = mapping.former_name();
@@ -367,7 +368,7 @@ fn duplicate(file: c_int) -> Result<c_int, c_int> {
     }
 }
 
-/// The copies that were made, for other mappings of the same files.
+/// Copies made so far, for other mappings of the same files.
 struct Copies {
     of: [(Identity, c_int); COPIES_MAX],
     len: usize,

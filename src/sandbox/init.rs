@@ -79,7 +79,7 @@ impl Init {
                 step("map the user into a user namespace", map_user(user))?;
             }
             if isolated {
-                step("make the mounts private", mounts::take_over())?;
+                step("make the mounts private", mounts::slave_mounts())?;
                 step("mount /proc", mounts::mount_proc())?;
                 // If this fails, the job uses the machine's terminals.
                 let _ = mounts::mount_terminals(user.is_some());

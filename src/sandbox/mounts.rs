@@ -1,5 +1,5 @@
-//! Mounts of a sandbox: its own, and those that the job has created or changed. A new sandbox does not have the job's, so
-//! after a restore paths would lead to other files.
+//! The sandbox's own mounts, and those that the job has created or changed in it. A new sandbox does not have the job's
+//! mounts, so after a restore paths would lead to other files.
 
 use std::collections::HashSet;
 use std::fs;
@@ -11,18 +11,18 @@ use nix::mount::{MsFlags, mount};
 
 use crate::mount_table::Mount;
 
-/// Path, type and root of mounts created by the sandbox (`mount_proc`, `mount_terminals`).
+/// Device that creates new terminals.
+const MAKER: &str = "/dev/ptmx";
+
+/// Path, type and root of mounts created by [`mount_proc`] and [`mount_terminals`].
 const SANDBOXS_OWN: [(&str, &str, &str); 3] = [
     ("/proc", "proc", "/"),
     ("/dev/pts", "devpts", "/"),
     ("/dev/ptmx", "devpts", "/ptmx"),
 ];
 
-/// Device that creates new terminals.
-const MAKER: &str = "/dev/ptmx";
-
 /// Makes mounts of the host propagate into the sandbox, but not the reverse.
-pub(super) fn take_over() -> io::Result<()> {
+pub(super) fn slave_mounts() -> io::Result<()> {
     mount(
         None::<&str>,
         "/",
@@ -40,10 +40,10 @@ pub(super) fn mount_proc() -> io::Result<()> {
     Ok(())
 }
 
-/// Mounts terminals of the job's own: CRIU gives them back their numbers, which are free in a sandbox whatever the machine's are.
+/// Mounts terminals of the job's own. CRIU restores their numbers, which are free in a new sandbox.
 pub(super) fn mount_terminals(in_user_namespace: bool) -> io::Result<()> {
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NOEXEC;
-    // 5 is the group "tty" everywhere. It has no number in a user namespace.
+    // 5 is the group "tty" everywhere. It is not mapped in a user namespace.
     let options = if in_user_namespace {
         "newinstance,ptmxmode=0666,mode=0620"
     } else {
@@ -58,7 +58,7 @@ pub(super) fn mount_terminals(in_user_namespace: bool) -> io::Result<()> {
     )?;
     let filesystem = |path: &str| fs::metadata(path).map(|found| found.dev());
     let leads_to = filesystem(MAKER)?;
-    // CRIU restores the owner of the node, and the machine's root has no number in a user namespace.
+    // CRIU restores the owner of the node, and the machine's root is not mapped in a user namespace.
     let is_foreign = in_user_namespace && leads_to != filesystem("/dev/pts")?;
     // A node in the folder's parent finds the folder, and a link leads into it. In some containers the node is a mount
     // of the machine's.
