@@ -1,8 +1,14 @@
-//! Locks that ignore poisoning. Every lock of this crate guards data that is valid between any two statements, and the
-//! failure of a panicked thread is reported by other means.
+//! Locks that ignore poisoning, and work on several threads. Every lock of this crate guards data that is valid between
+//! any two statements, and the failure of a panicked thread is reported by other means.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, Builder};
 use std::time::Duration;
+
+/// Smallest part of a list for a thread: for a few system calls each, longer than the start of the thread.
+const PART_MIN: usize = 256;
+/// Limit on the threads for a list. The job is frozen meanwhile, and CRIU works for it on other cores.
+const PARTS_MAX: usize = 4;
 
 pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -14,6 +20,34 @@ pub(crate) fn wait<'a, T>(condition: &Condvar, guard: MutexGuard<'a, T>) -> Mute
         .unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Applies `act` to consecutive parts of a list, on several threads if the list is long. Returns the results in order.
+///
+/// # Panics
+/// If `act` panics.
+pub(crate) fn in_parts<T: Sync, R: Send>(items: &[T], act: impl Fn(&[T]) -> R + Sync) -> Vec<R> {
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    let part = items.len().div_ceil(cores.min(PARTS_MAX)).max(PART_MIN);
+    let act = &act;
+    let mut parts = items.chunks(part);
+    let first = parts.next().unwrap_or_default();
+    thread::scope(|scope| {
+        let started: Vec<_> = parts
+            .map(|part| (part, Builder::new().spawn_scoped(scope, move || act(part))))
+            .collect();
+        let mut results = vec![act(first)];
+        results.extend(started.into_iter().map(|(part, thread)| {
+            match thread {
+                Ok(thread) => thread
+                    .join()
+                    .unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+                // There are too many threads.
+                Err(_) => act(part),
+            }
+        }));
+        results
+    })
+}
+
 /// Waits like [`wait`], for at most `limit`; the flag is true if the limit expired.
 pub(crate) fn wait_for<'a, T>(
     condition: &Condvar,
@@ -23,4 +57,19 @@ pub(crate) fn wait_for<'a, T>(
     let waited = condition.wait_timeout(guard, limit);
     let (guard, waited) = waited.unwrap_or_else(PoisonError::into_inner);
     (guard, waited.timed_out())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_consecutive_and_in_order() {
+        for len in [0, 1, PART_MIN, PART_MIN + 1, 10 * PART_MIN] {
+            let items: Vec<usize> = (0..len).collect();
+            let parts = in_parts(&items, <[usize]>::to_vec);
+            assert!((1..=PARTS_MAX).contains(&parts.len()), "{len}");
+            assert_eq!(parts.concat(), items);
+        }
+    }
 }

@@ -2,11 +2,47 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use super::describe::Describer;
 use super::file_set::{Content, KeptFile, KeptFiles, Kind, TICK_NS, Writer};
 use super::patterns::Patterns;
 use super::record::Record;
+use crate::sync::in_parts;
+
+/// The set of the newest image. What a snapshot needs from all of its files is collected when the image is complete,
+/// because a set may have many files, and the job is frozen during the next snapshot.
+#[derive(Debug, Default)]
+pub struct Earlier {
+    /// Number of the image.
+    pub id: u64,
+    /// The set.
+    pub set: Arc<KeptFiles>,
+    /// Bytes of all contents in the image.
+    pub kept_bytes: u64,
+    /// Files that can change without a change on record.
+    unsettled: Vec<PathBuf>,
+}
+
+impl Earlier {
+    /// Collects the facts of a set.
+    pub(super) fn new(id: u64, set: Arc<KeptFiles>) -> Self {
+        let files = || set.files.iter();
+        let unsettled = files().filter(|(_, file)| file.is_unsettled());
+        Self {
+            id,
+            kept_bytes: files().filter_map(|(_, file)| Some(file.kept()?.1)).sum(),
+            unsettled: unsettled.map(|(path, _)| path.clone()).collect(),
+            set,
+        }
+    }
+
+    /// Returns the bytes of a path's content in the image.
+    fn kept_bytes_of(&self, path: &Path) -> u64 {
+        let file = self.set.files.get(path);
+        file.and_then(KeptFile::kept).map_or(0, |(_, bytes)| bytes)
+    }
+}
 
 /// A path whose file may differ from the earlier set.
 #[derive(Debug)]
@@ -15,9 +51,20 @@ pub struct Changed {
     pub path: PathBuf,
     /// The file at the path; `None` if there is no file that can be kept.
     pub file: Option<KeptFile>,
+    /// Bytes of the path's content in the earlier image.
+    pub earlier_bytes: u64,
 }
 
 impl Changed {
+    /// Returns the state of a path that was determined before the freeze.
+    pub(super) fn known(path: PathBuf, file: Option<KeptFile>, earlier: &Earlier) -> Self {
+        Self {
+            earlier_bytes: earlier.kept_bytes_of(&path),
+            path,
+            file,
+        }
+    }
+
     /// Returns true if the job has the file open for writing.
     #[must_use]
     pub fn is_open(&self) -> bool {
@@ -44,8 +91,32 @@ pub type OpenUses<'a> = HashMap<&'a Path, OpenUse>;
 pub struct SoFar {
     /// Time of the mark in the record.
     pub(super) time: usize,
-    /// Files by path; `None` if there is no file that can be kept. A file without content is inspected again.
+    /// Files by path; `None` if there is no file that can be kept.
     pub files: BTreeMap<PathBuf, Option<KeptFile>>,
+    /// Files without content, which are inspected again.
+    pub(super) unread: Vec<PathBuf>,
+}
+
+impl SoFar {
+    pub(super) fn new(time: usize, files: BTreeMap<PathBuf, Option<KeptFile>>) -> Self {
+        let unread = Vec::new();
+        Self {
+            time,
+            files,
+            unread,
+        }
+    }
+
+    /// Separates the files without content, once all others were copied.
+    pub fn complete(&mut self) {
+        self.files.retain(|path, file| {
+            let is_unread = file.as_ref().is_some_and(KeptFile::has_no_content);
+            if is_unread {
+                self.unread.push(path.clone());
+            }
+            !is_unread
+        });
+    }
 }
 
 /// Input of a comparison with an earlier set.
@@ -54,7 +125,7 @@ pub struct Look<'a> {
     /// The record, read up to now.
     pub record: &'a Record,
     /// The earlier set.
-    pub earlier: &'a KeptFiles,
+    pub earlier: &'a Earlier,
     /// Time in the record from which changes count: that of the earlier set, or of `so_far`.
     pub since: usize,
     /// Changes found before the freeze.
@@ -77,22 +148,27 @@ pub fn changed_since(look: Look<'_>) -> Vec<Changed> {
     let touched = touched.filter(|(_, touch)| touch.last >= look.since);
     let mut paths: BTreeSet<&Path> = touched.map(|(path, _)| path).collect();
     // Files may have been opened or closed since. Neither is a change on record.
-    let earlier = look.earlier.files.iter();
-    paths.extend(earlier.filter_map(|(path, file)| file.is_unsettled().then_some(path.as_path())));
+    paths.extend(look.earlier.unsettled.iter().map(PathBuf::as_path));
     paths.extend(look.open.keys().copied());
     paths.extend(look.scanned.iter().map(PathBuf::as_path));
-    let so_far = look.so_far.into_iter().flat_map(|it| &it.files);
-    let is_unknown = |(path, file): &(&PathBuf, &Option<KeptFile>)| {
-        let file = file.as_ref();
-        file.is_some_and(KeptFile::has_no_content) || look.is_touched(path)
-    };
-    paths.extend(so_far.filter(is_unknown).map(|(path, _)| path.as_path()));
+    if let Some(so_far) = look.so_far {
+        paths.extend(so_far.unread.iter().map(PathBuf::as_path));
+        // Changes by the job are in the list already. A file that nobody has touched since it was copied is not
+        // inspected, unless it is open for writing: not every write causes an event (asynchronous I/O, mappings).
+        let others = look.record.touched_by_others();
+        let others = others.filter(|(_, last)| *last >= look.since);
+        paths.extend(
+            others.filter_map(|(path, _)| Some(so_far.files.get_key_value(path)?.0.as_path())),
+        );
+    }
     let is_concern = |path: &&Path| look.open.contains_key(*path) || !look.excluded.matches(path);
-    let changed = paths.into_iter().filter(is_concern);
-    let mut describer = Describer::default();
-    changed
-        .map(|path| describe(look, path, &mut describer))
-        .collect()
+    let changed: Vec<&Path> = paths.into_iter().filter(is_concern).collect();
+    let parts = in_parts(&changed, |part| {
+        let mut describer = Describer::default();
+        let described = part.iter().map(|path| describe(look, path, &mut describer));
+        described.collect::<Vec<_>>()
+    });
+    parts.into_iter().flatten().collect()
 }
 
 impl<'a> Look<'a> {
@@ -111,8 +187,9 @@ impl<'a> Look<'a> {
 }
 
 fn describe(look: Look<'_>, path: &Path, describer: &mut Describer) -> Changed {
-    let known = look.earlier.files.get(path);
-    let shows_attributes = |it: &&KeptFile| it.changed_ns < look.earlier.frozen_ns - TICK_NS;
+    let earlier = &look.earlier.set;
+    let known = earlier.files.get(path);
+    let shows_attributes = |it: &&KeptFile| it.changed_ns < earlier.frozen_ns - TICK_NS;
     let described = describer.describe(path, known.filter(shows_attributes));
     let file = described.map(|mut file| {
         let open = look.open.get(path);
@@ -123,7 +200,7 @@ fn describe(look: Look<'_>, path: &Path, describer: &mut Describer) -> Changed {
             None => known.map_or(Writer::Unknown, |known| known.writer),
         };
         file.is_mapped = open.is_some_and(|open| open.is_mapped);
-        let unchanged = known.filter(|known| known.is_unchanged(&file, look.earlier.frozen_ns));
+        let unchanged = known.filter(|known| known.is_unchanged(&file, earlier.frozen_ns));
         let copied = look.copied(path).filter(|it| it.looks_unchanged(&file));
         let unchanged = copied.or(unchanged);
         if let Kind::File { content, .. } = &mut file.kind {
@@ -140,6 +217,7 @@ fn describe(look: Look<'_>, path: &Path, describer: &mut Describer) -> Changed {
     Changed {
         path: path.to_owned(),
         file,
+        earlier_bytes: known.and_then(KeptFile::kept).map_or(0, |(_, bytes)| bytes),
     }
 }
 
@@ -173,10 +251,8 @@ mod tests {
             }
             (path(name), Some(file))
         });
-        let so_far = SoFar {
-            time: 1,
-            files: files.into(),
-        };
+        let mut so_far = SoFar::new(1, files.into());
+        so_far.complete();
         let paths: Vec<_> = open.iter().map(|(name, _)| path(name)).collect();
         let uses = paths.iter().zip(open).map(|(path, (_, is_mapped))| {
             let is_mapped = *is_mapped;
@@ -186,7 +262,7 @@ mod tests {
         let none = Patterns::new(&[], place).unwrap();
         let changed = changed_since(Look {
             record: &Record::open(&record).unwrap(),
-            earlier: &KeptFiles::default(),
+            earlier: &Earlier::default(),
             since: 1,
             so_far: Some(&so_far),
             open: &uses.collect(),
@@ -199,6 +275,47 @@ mod tests {
             (name, !it.file.unwrap().has_no_content())
         };
         changed.into_iter().map(about).collect()
+    }
+
+    #[test]
+    fn replaced_bytes_of_the_earlier_image_are_reported() {
+        let place = tempfile::tempdir().unwrap();
+        let path = |name: &str| place.path().join(name);
+        let files = ["a", "b"].map(|name| {
+            fs::write(path(name), name.repeat(5)).unwrap();
+            let mut file = KeptFile::of(&path(name)).unwrap();
+            if let Kind::File { content, .. } = &mut file.kind {
+                let stream = "own".to_owned();
+                *content = Content::Kept { stream, offset: 0 };
+            }
+            (path(name), file)
+        });
+        let set = KeptFiles {
+            frozen_ns: 0,
+            files: files.into(),
+        };
+        let earlier = Earlier::new(4, Arc::new(set));
+        assert_eq!(earlier.kept_bytes, 10);
+        let changes = ["a", "new"].map(|name| Line::Job {
+            path: path(name),
+            change: JobChange::Changed,
+        });
+        fs::write(path("new"), "new").unwrap();
+        append(&path("record"), &changes).unwrap();
+        let none = Patterns::new(&[], place.path()).unwrap();
+        let changed = changed_since(Look {
+            record: &Record::open(&path("record")).unwrap(),
+            earlier: &earlier,
+            since: 0,
+            so_far: None,
+            open: &OpenUses::new(),
+            included: &none,
+            excluded: &none,
+            scanned: &BTreeSet::new(),
+        });
+        let found = changed.iter().map(|it| (&*it.path, it.earlier_bytes));
+        let expected = [(path("a"), 5), (path("new"), 0)];
+        assert!(found.eq(expected.iter().map(|(path, bytes)| (&**path, *bytes))));
     }
 
     #[test]

@@ -332,6 +332,13 @@ impl KeptFiles {
         })
     }
 
+    /// Returns the files at and below a path.
+    pub(super) fn below<'a>(&'a self, top: &'a Path) -> impl Iterator<Item = &'a Path> {
+        let from = self.files.range(top.to_owned()..);
+        let paths = from.map(|(path, _)| path.as_path());
+        paths.take_while(move |path| path.starts_with(top))
+    }
+
     /// Returns a summary of the set.
     #[must_use]
     pub fn summary(&self) -> Kept {

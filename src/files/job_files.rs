@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use super::changes::{Changed, Look, OpenUses, SoFar, changed_since};
+use super::changes::{Changed, Earlier, Look, OpenUses, SoFar, changed_since};
 use super::fanotify::can_watch;
 use super::file_set::{Kept, KeptFile, KeptFiles, TICK_NS};
 use super::folder_scan::Scan;
@@ -43,7 +43,7 @@ struct State {
     record: Record,
     marker: Option<Marker>,
     /// The set of the image that the job was last saved to or restored from.
-    newest: Option<(u64, Arc<KeptFiles>)>,
+    newest: Option<Arc<Earlier>>,
     /// Time from which a scan finds changes if there is no set.
     begun_ns: i64,
     /// Subject of the last warning: files that are not kept, and the reason why changes are unknown.
@@ -64,8 +64,8 @@ pub struct Choice<'a> {
 /// Changes since the newest set, determined while the job is frozen.
 #[derive(Debug)]
 pub struct Changes {
-    /// The earlier set, and the image that contains it.
-    pub earlier: Option<(u64, Arc<KeptFiles>)>,
+    /// The earlier set.
+    pub earlier: Option<Arc<Earlier>>,
     /// Paths that differ from the set, or may differ.
     pub changed: Vec<Changed>,
     /// Reason why not all changes are known, if there is one.
@@ -174,16 +174,16 @@ impl JobFiles {
             return None;
         }
         state.record.catch_up().ok()?;
-        let earlier = state.newest.clone();
-        let none = KeptFiles::default();
-        let set = earlier.as_ref().map_or(&none, |(_, set)| set);
-        if gap_since(&state.record, earlier.as_ref()).is_some() {
+        let newest = state.newest.as_deref();
+        let none = Earlier::default();
+        let earlier = newest.unwrap_or(&none);
+        if gap_since(&state.record, newest).is_some() {
             return None;
         }
         let look = Look {
             record: &state.record,
-            earlier: set,
-            since: time_of(&state.record, earlier.as_ref()),
+            earlier,
+            since: time_of(&state.record, newest),
             so_far: None,
             open: &OpenUses::new(),
             included: &self.included,
@@ -193,11 +193,12 @@ impl JobFiles {
         let files = changed_since(look).into_iter();
         let mut files: BTreeMap<_, _> = files.map(|it| (it.path, it.file)).collect();
         // Files that were open or mapped are inspected again even without a change on record.
-        files.retain(|path, _| !set.files.get(path).is_some_and(KeptFile::is_unsettled));
+        let known = &earlier.set.files;
+        files.retain(|path, _| !known.get(path).is_some_and(KeptFile::is_unsettled));
         let mut paths = files.keys();
         let is_watched = paths.all(|path| state.record.unwatched_mount(path).is_none());
         let time = state.record.time_of(id);
-        is_watched.then_some(SoFar { time, files })
+        is_watched.then(|| SoFar::new(time, files))
     }
 
     /// Lists the changes since the newest set during the freeze, for the image `id`. `open` are the files that the job
@@ -205,14 +206,15 @@ impl JobFiles {
     #[must_use]
     pub fn changes(&self, id: u64, open: &OpenUses<'_>, so_far: Option<SoFar>) -> Changes {
         let mut state = locked(&self.state);
-        let earlier = state.newest.clone();
-        let none = KeptFiles::default();
-        let set = earlier.as_ref().map_or(&none, |(_, set)| set);
+        let newest = state.newest.clone();
+        let none = Earlier::default();
+        let earlier = newest.as_deref().unwrap_or(&none);
+        let set = &earlier.set;
         let unmarked = self.mark(&mut state, id);
-        let gap = unmarked.or_else(|| gap_since(&state.record, earlier.as_ref()));
+        let gap = unmarked.or_else(|| gap_since(&state.record, newest.as_deref()));
         // A later change may be missing.
         let so_far = so_far.filter(|_| gap.is_none());
-        let begun_ns = if earlier.is_some() {
+        let begun_ns = if newest.is_some() {
             set.frozen_ns - TICK_NS
         } else {
             state.begun_ns
@@ -220,10 +222,10 @@ impl JobFiles {
         let (scanned, gap) = self.scan(&state.record, set, open, begun_ns, gap);
         let look = Look {
             record: &state.record,
-            earlier: set,
+            earlier,
             since: so_far
                 .as_ref()
-                .map_or_else(|| time_of(&state.record, earlier.as_ref()), |it| it.time),
+                .map_or_else(|| time_of(&state.record, newest.as_deref()), |it| it.time),
             so_far: so_far.as_ref(),
             open,
             included: &self.included,
@@ -236,10 +238,10 @@ impl JobFiles {
                 so_far.files.remove(&one.path);
             }
             let known = so_far.files.into_iter();
-            changed.extend(known.map(|(path, file)| Changed { path, file }));
+            changed.extend(known.map(|(path, file)| Changed::known(path, file, earlier)));
         }
         Changes {
-            earlier,
+            earlier: newest,
             changed,
             gap,
         }
@@ -256,11 +258,18 @@ impl JobFiles {
         gap: Option<String>,
     ) -> (BTreeSet<PathBuf>, Option<String>) {
         let is_unsure = |path: &Path| gap.is_some() || record.unwatched_mount(path).is_some();
-        let files = set.files.keys().map(PathBuf::as_path);
-        // A set has many files and few folders.
+        // The job is frozen, and a set may have many files: if the record is complete, only those below mount points of
+        // unwatched file systems are considered.
+        let tops: Vec<&Path> = match &gap {
+            Some(_) => vec![Path::new("/")],
+            None => record.unwatched_mounts().collect(),
+        };
+        let files = tops.iter().flat_map(|top| set.below(top));
+        let open = open.keys().copied();
+        let open = open.filter(|path| tops.iter().any(|top| path.starts_with(top)));
         let mut unsure_folders = HashMap::new();
         let known: Vec<&Path> = files
-            .chain(open.keys().copied())
+            .chain(open)
             .filter(|path| {
                 let folder = path.parent().unwrap_or(path);
                 *unsure_folders
@@ -333,7 +342,7 @@ impl JobFiles {
     /// Records the set of the image that the job was saved to or restored from.
     pub fn now_at(&self, id: u64, set: Arc<KeptFiles>) {
         let mut state = locked(&self.state);
-        state.newest = Some((id, set));
+        state.newest = Some(Arc::new(Earlier::new(id, set)));
         if let Err(error) = self.evidence.forget() {
             tracing::debug!(%error, "cannot remove the job's reports of its files");
         }
@@ -368,7 +377,7 @@ impl JobFiles {
     /// Adds the reports of the job's programs to the record.
     fn record_reports(&self, state: &State) -> io::Result<()> {
         let earlier = state.newest.as_ref();
-        let since_ns = earlier.map_or(state.begun_ns, |(_, set)| set.frozen_ns);
+        let since_ns = earlier.map_or(state.begun_ns, |it| it.set.frozen_ns);
         let lines = self.evidence.take(&self.ours, since_ns)?;
         if lines.is_empty() {
             return Ok(());
@@ -422,13 +431,13 @@ impl JobFiles {
 }
 
 /// Returns the reason why changes since the set of an earlier image, or since the beginning, may be missing.
-fn gap_since(record: &Record, earlier: Option<&(u64, Arc<KeptFiles>)>) -> Option<String> {
-    earlier.map_or_else(|| record.gap_since(0), |(id, _)| record.since(*id).gap())
+fn gap_since(record: &Record, earlier: Option<&Earlier>) -> Option<String> {
+    earlier.map_or_else(|| record.gap_since(0), |it| record.since(it.id).gap())
 }
 
 /// Returns the record's time of an earlier image, or of the beginning.
-fn time_of(record: &Record, earlier: Option<&(u64, Arc<KeptFiles>)>) -> usize {
-    earlier.map_or(0, |(id, _)| record.time_of(*id))
+fn time_of(record: &Record, earlier: Option<&Earlier>) -> usize {
+    earlier.map_or(0, |it| record.time_of(it.id))
 }
 
 /// Has the watcher write a mark for the image.
@@ -451,4 +460,59 @@ fn request(state: &mut State, id: u64, mark: Mark) -> Result<(), String> {
         state.marker = None;
     }
     marked.map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::super::changes::OpenUse;
+    use super::*;
+
+    #[test]
+    fn a_complete_record_leaves_only_unwatched_files_to_inspect() {
+        let place = tempfile::tempdir().unwrap();
+        let top = place.path().canonicalize().unwrap();
+        let path = |name: &str| top.join(name);
+        for folder in ["store", "work", "job/nfs/watched"] {
+            fs::create_dir_all(path(folder)).unwrap();
+        }
+        let kept = ["job/a", "job/nfs/b", "job/nfs/watched/c", "job/nfsd"];
+        for name in kept {
+            fs::write(path(name), "x").unwrap();
+        }
+        let mounts = Line::Mounts {
+            watched: vec!["/".into(), path("job/nfs/watched")],
+            unwatched: vec![path("job/nfs")],
+        };
+        append(&path("store").join(RECORD), &[mounts]).unwrap();
+        let choice = Choice {
+            include: &[],
+            exclude: &[],
+            on_lost: OnLost::Refuse,
+        };
+        let files = JobFiles::open(&path("store"), &path("work"), &path("job"), choice).unwrap();
+        let kept = kept.map(|name| (path(name), KeptFile::of(&path(name)).unwrap()));
+        let set = KeptFiles {
+            frozen_ns: 0,
+            files: kept.into(),
+        };
+        let opened = ["job/d", "job/nfs/e"].map(path);
+        let usage = OpenUse {
+            appends: false,
+            is_mapped: false,
+        };
+        let open: OpenUses<'_> = opened.iter().map(|path| (&**path, usage)).collect();
+        let found = |gap: Option<&str>| {
+            let state = locked(&files.state);
+            let gap = gap.map(str::to_owned);
+            files.scan(&state.record, &set, &open, i64::MAX, gap)
+        };
+        let unwatched = ["job/nfs/b", "job/nfs/e"].map(path);
+        assert_eq!(found(None), (unwatched.into(), None));
+        let (all, gap) = found(Some("a gap"));
+        assert_eq!(gap.as_deref(), Some("a gap"));
+        let known = set.files.keys().chain(&opened);
+        assert_eq!(all, known.cloned().collect());
+    }
 }

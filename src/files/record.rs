@@ -267,6 +267,12 @@ impl Record {
             .map(|(path, touch)| (path.as_path(), *touch))
     }
 
+    /// Returns the paths that other programs have touched, with the times of their last changes.
+    pub fn touched_by_others(&self) -> impl Iterator<Item = (&Path, usize)> {
+        let others = self.others.iter();
+        others.map(|(path, last)| (path.as_path(), *last))
+    }
+
     /// Returns true if the job has ever touched the path.
     #[must_use]
     pub fn is_jobs(&self, path: &Path) -> bool {
@@ -294,6 +300,12 @@ impl Record {
             .filter_map(|mount| self.mounts.get_key_value(mount));
         let (mount, is_watched) = mounts.next()?;
         (!is_watched).then_some(mount.as_path())
+    }
+
+    /// Returns the mount points of file systems that cannot be watched.
+    pub fn unwatched_mounts(&self) -> impl Iterator<Item = &Path> {
+        let unwatched = self.mounts.iter().filter(|(_, is_watched)| !**is_watched);
+        unwatched.map(|(mount, _)| mount.as_path())
     }
 
     /// Returns true if a file system that cannot be watched is mounted at this path.

@@ -282,12 +282,15 @@ impl Watcher {
         self.settle(Passing::all, log);
         log.add(&Line::Image { id: image });
         log.flush()?;
+        let now_ns = clock::unix_ns();
+        // The job may be frozen until this answer, and the lists are long.
+        let answered = (&*socket).write_all(&[DONE]);
         self.earlier.extend(self.written.drain());
         if mark == Mark::Frozen {
             self.earlier.clear();
-            self.since_ns = clock::unix_ns() - TICK_NS;
+            self.since_ns = now_ns - TICK_NS;
         }
-        if (&*socket).write_all(&[DONE]).is_err() {
+        if answered.is_err() {
             wait_for_end();
         }
         Ok(())

@@ -12,7 +12,7 @@
 
 use super::error::GpuError;
 use crate::cuda;
-use crate::job::{self, Holder, Process, ProcessName};
+use crate::job::{self, Descriptors, Holder, ProcessName};
 use crate::run::run_context::RunContext;
 
 /// Prefix of the driver's names in `/proc/devices` (470 to 580: nvidia, nvidia-frontend, nvidia-uvm, nvidia-modeset,
@@ -22,8 +22,8 @@ const DRIVER: &str = "nvidia";
 /// Checks, before the first process is suspended, that no program unknown to the driver has opened the GPU; `users` are
 /// the processes that the driver knows. Such a program may be about to use NCCL, and other processes of the job may
 /// wait for it.
-pub(crate) fn check_newcomers(processes: &[Process], users: &[i32]) -> Result<(), GpuError> {
-    let holders = job::holders(processes, &job::majors(DRIVER))?;
+pub(crate) fn check_newcomers(open: &[Descriptors], users: &[i32]) -> Result<(), GpuError> {
+    let holders = job::holders(open, &job::majors(DRIVER))?;
     let arrives = |holder: &&Holder| !holder.forked && !users.contains(&holder.host_pid);
     refuse(holders.iter().find(arrives))
 }
@@ -47,7 +47,8 @@ impl InheritedDevices {
         if majors.is_empty() {
             return Ok(Self::default());
         }
-        let holders = job::holders(&job::tree(root)?, &majors)?;
+        let open = Descriptors::of_present(&job::tree(root)?);
+        let holders = job::holders(&open, &majors)?;
         if holders.is_empty() {
             return Ok(Self { majors, holders });
         }
@@ -60,9 +61,9 @@ impl InheritedDevices {
         Ok(Self { majors, holders })
     }
 
-    /// Checks that nothing has changed, after the tasks were frozen.
-    pub fn check(&self, frozen: &[Process]) -> Result<(), GpuError> {
-        let holders = job::holders(frozen, &self.majors)?;
+    /// Checks that nothing has changed, after the tasks were frozen: `open` are all their descriptors.
+    pub fn check(&self, open: &[Descriptors]) -> Result<(), GpuError> {
+        let holders = job::holders(open, &self.majors)?;
         refuse(holders.iter().find(|one| !self.holders.contains(one)))
     }
 }
@@ -118,11 +119,11 @@ mod tests {
     #[test]
     fn new_device_holders_at_the_freeze_are_refused() {
         let pid = i32::try_from(std::process::id()).unwrap();
-        let processes = job::tree(pid).unwrap();
-        let majors = job::majors("mem");
         let null = std::fs::File::open("/dev/null").unwrap();
+        let open = [Descriptors::of(pid).unwrap()];
+        let majors = job::majors("mem");
         let seen = InheritedDevices {
-            holders: job::holders(&processes[..1], &majors).unwrap(),
+            holders: job::holders(&open, &majors).unwrap(),
             majors: majors.clone(),
         };
         assert_eq!(seen.holders[0].host_pid, pid);
@@ -130,9 +131,9 @@ mod tests {
             majors,
             holders: Vec::new(),
         };
-        let error = unseen.check(&processes[..1]).unwrap_err();
+        let error = unseen.check(&open).unwrap_err();
         assert!(matches!(error, GpuError::Holder { .. }), "{error}");
-        assert!(InheritedDevices::default().check(&processes).is_ok());
+        assert!(InheritedDevices::default().check(&open).is_ok());
         drop(null);
     }
 }

@@ -10,6 +10,7 @@ use std::sync::OnceLock;
 use procfs::ProcError;
 
 use super::tree::{self, Process, TreeError};
+use crate::sync::in_parts;
 
 /// The open descriptors of a process.
 #[derive(Debug)]
@@ -60,6 +61,19 @@ impl Descriptors {
         Ok(Self { process, all })
     }
 
+    /// Reads the facts of all descriptors with a path, on several threads. All later readers of this list get these
+    /// facts. They stay true as long as the processes are frozen.
+    pub fn read_ahead(open: &[Self]) {
+        for one in open {
+            in_parts(&one.all, |part| {
+                for descriptor in part.iter().filter(|it| it.target.is_absolute()) {
+                    descriptor.info();
+                    descriptor.metadata();
+                }
+            });
+        }
+    }
+
     /// Returns links to all open files, the working directory and the root of the process.
     pub(super) fn with_folders(&self) -> Vec<(PathBuf, PathBuf)> {
         let folder = PathBuf::from(format!("/proc/{}", self.process.host_pid));
@@ -77,40 +91,39 @@ impl Descriptors {
 
 /// Lists the descriptors of a process (a host pid).
 pub(super) fn list(pid: i32) -> Result<Vec<Descriptor>, ProcError> {
-    let mut found = Vec::new();
+    let mut links = Vec::new();
     let entries = match fs::read_dir(format!("/proc/{pid}/fd")) {
         // Without privileges the kernel does not say that a zombie has none.
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied && tree::is_zombie(pid) => {
-            return Ok(found);
+            return Ok(Vec::new());
         }
         entries => entries?,
     };
     for entry in entries {
-        let link = match entry {
-            Ok(entry) => entry.path(),
+        match entry {
+            Ok(entry) => links.push(entry.path()),
             // A zombie has no descriptors.
             Err(error) if error.kind() == io::ErrorKind::NotFound => break,
             Err(error) => return Err(error.into()),
-        };
-        let number = link
-            .file_name()
-            .and_then(|name| name.to_str()?.parse().ok());
-        // A descriptor closed since the listing is skipped.
-        let (Some(number), Ok(target)) = (number, fs::read_link(&link)) else {
-            continue;
-        };
-        found.push(Descriptor {
-            number,
-            link,
-            target,
-            metadata: OnceLock::new(),
-            info: OnceLock::new(),
-        });
+        }
     }
-    Ok(found)
+    let read = |part: &[PathBuf]| part.iter().filter_map(Descriptor::at).collect::<Vec<_>>();
+    Ok(in_parts(&links, read).into_iter().flatten().collect())
 }
 
 impl Descriptor {
+    /// Reads the target of a link in `/proc/PID/fd`. Returns `None` for a descriptor that was closed since the listing.
+    fn at(link: &PathBuf) -> Option<Self> {
+        let number = link.file_name()?.to_str()?.parse().ok()?;
+        Some(Self {
+            number,
+            link: link.clone(),
+            target: fs::read_link(link).ok()?,
+            metadata: OnceLock::new(),
+            info: OnceLock::new(),
+        })
+    }
+
     /// Describes the open file; `None` if it cannot be inspected.
     pub fn metadata(&self) -> Option<&Metadata> {
         let read = || fs::metadata(&self.link).ok();

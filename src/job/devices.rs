@@ -4,17 +4,16 @@
 //! reliable.
 
 use std::collections::HashMap;
-use std::fs;
+use std::fs::{self, Metadata};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::Path;
 
 use nix::sys::stat::major;
 use procfs::ProcError;
 use procfs::process::{MMapPath, Process as ProcessEntry};
 
-use super::descriptors;
+use super::descriptors::Descriptors;
 use super::nodes::map_link;
-use super::tree::{self, Process, TreeError};
+use super::tree::{self, TreeError};
 
 /// List of drivers and their major numbers.
 const DRIVERS: &str = "/proc/devices";
@@ -59,13 +58,14 @@ fn majors_in(list: &str, prefix: &str) -> Vec<u32> {
     found
 }
 
-/// Returns the `processes` that have a character device with one of these numbers open or mapped.
+/// Returns the processes that have a character device with one of these numbers open or mapped. `open` are the
+/// descriptors of all processes.
 ///
 /// A process that exits during the search is left out.
 ///
 /// # Errors
 /// A process cannot be inspected.
-pub fn holders(processes: &[Process], majors: &[u32]) -> Result<Vec<Holder>, TreeError> {
+pub fn holders(open: &[Descriptors], majors: &[u32]) -> Result<Vec<Holder>, TreeError> {
     if majors.is_empty() {
         return Ok(Vec::new());
     }
@@ -74,12 +74,12 @@ pub fn holders(processes: &[Process], majors: &[u32]) -> Result<Vec<Holder>, Tre
         mapped: HashMap::new(),
     };
     let mut found = Vec::new();
-    for process in processes {
-        match search.look_into(process) {
+    for one in open {
+        match search.look_into(one) {
             Ok(holder) => found.extend(holder.filter(|one| one.open + one.mapped > 0)),
             Err(ProcError::NotFound(_)) => {}
             Err(source) => {
-                let pid = process.host_pid;
+                let pid = one.process.host_pid;
                 return Err(TreeError::Process { pid, source });
             }
         }
@@ -94,13 +94,14 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    fn look_into(&mut self, process: &Process) -> Result<Option<Holder>, ProcError> {
+    fn look_into(
+        &mut self,
+        Descriptors { process, all }: &Descriptors,
+    ) -> Result<Option<Holder>, ProcError> {
         let pid = process.host_pid;
         let entry = ProcessEntry::new(pid)?;
-        let mut open = 0;
-        for descriptor in descriptors::list(pid)? {
-            open += usize::from(self.is_device(&descriptor.link));
-        }
+        let files = all.iter().filter_map(|one| one.metadata());
+        let open = files.filter(|file| self.is_device(file)).count();
         let mut mapped = 0;
         for map in tree::maps(pid)? {
             let MMapPath::Path(_) = map.pathname else {
@@ -108,7 +109,9 @@ impl Search<'_> {
             };
             let known = self.mapped.get(&(map.dev, map.inode)).copied();
             let is_device = known.unwrap_or_else(|| {
-                let is_device = self.is_device(&map_link(pid, &map));
+                // The link leads to the file without opening it.
+                let file = fs::metadata(map_link(pid, &map));
+                let is_device = file.is_ok_and(|file| self.is_device(&file));
                 self.mapped.insert((map.dev, map.inode), is_device);
                 is_device
             });
@@ -123,12 +126,9 @@ impl Search<'_> {
         }))
     }
 
-    /// Checks the file behind a link of `/proc`, without opening it.
-    fn is_device(&self, link: &Path) -> bool {
-        fs::metadata(link).is_ok_and(|file| {
-            file.file_type().is_char_device()
-                && u32::try_from(major(file.rdev())).is_ok_and(|major| self.majors.contains(&major))
-        })
+    fn is_device(&self, file: &Metadata) -> bool {
+        file.file_type().is_char_device()
+            && u32::try_from(major(file.rdev())).is_ok_and(|major| self.majors.contains(&major))
     }
 }
 
@@ -178,8 +178,9 @@ mod tests {
         let pid = i32::try_from(job.id()).unwrap();
         let child: i32 = line.trim().parse().unwrap();
         let processes = tree(pid).unwrap();
-        let found = holders(&processes, &majors("mem")).unwrap();
-        let none = holders(&processes, &[195]).unwrap();
+        let open = Descriptors::of_all(&processes).unwrap();
+        let found = holders(&open, &majors("mem")).unwrap();
+        let none = holders(&open, &[195]).unwrap();
         drop(job.stdin.take());
         job.wait().unwrap();
         while is_alive(child) {
@@ -195,6 +196,7 @@ mod tests {
         assert!(parent.open >= 3 && parent.open == worker.open, "{found:?}");
         assert_eq!((parent.mapped, worker.mapped), (1, 1));
         assert!(none.is_empty());
-        assert!(holders(&processes, &[1]).unwrap().is_empty(), "all ended");
+        let open = Descriptors::of_present(&processes);
+        assert!(holders(&open, &[1]).unwrap().is_empty(), "all ended");
     }
 }

@@ -19,6 +19,7 @@ use super::descriptors::{Descriptor, Descriptors};
 use super::nodes::map_link;
 use super::obstacles::is_proc_file;
 use super::tree;
+use crate::sync::in_parts;
 use crate::{checked, path_text};
 
 /// Prefix of the names of CRIU's temporary hard links; a number follows.
@@ -148,17 +149,17 @@ pub fn collect(open: &[Descriptors]) -> Result<Vec<OpenFile>, FilesError> {
         let collected = found.collect(one);
         collected.map_err(|source| FilesError::Process { pid, source })?;
     }
-    let found = found.files;
-    let mut written = found.values().filter(|file| file.written());
-    // The supervisor will open and change the file by this path.
+    let found: Vec<OpenFile> = found.files.into_values().collect();
+    // The supervisor will open and change a written file by its path.
     let is_elsewhere = |file: &&OpenFile| {
-        let there = fs::symlink_metadata(&file.path);
-        !there.is_ok_and(|there| there.ino() == file.inode)
+        let there = || fs::symlink_metadata(&file.path);
+        file.written() && !there().is_ok_and(|there| there.ino() == file.inode)
     };
-    if let Some(file) = written.find(is_elsewhere) {
-        return Err(FilesError::Elsewhere(file.path.clone()));
+    let elsewhere = in_parts(&found, |part| part.iter().find(is_elsewhere).cloned());
+    match elsewhere.into_iter().flatten().next() {
+        Some(file) => Err(FilesError::Elsewhere(file.path)),
+        None => Ok(found),
     }
-    Ok(found.into_values().collect())
 }
 
 /// Returns true if a process (a host pid) has a file open whose path begins with `prefix`.

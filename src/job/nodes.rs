@@ -143,6 +143,13 @@ impl Recording {
 
     /// Adds the folder of `path` and all folders above it.
     fn add_parent(&mut self, path: &Path) {
+        // Many files are in few folders, and a folder is added after those above it.
+        if path
+            .parent()
+            .is_some_and(|parent| self.nodes.contains_key(parent))
+        {
+            return;
+        }
         let folders: Vec<&Path> = path.ancestors().skip(1).collect();
         for folder in folders.into_iter().rev() {
             if self.nodes.contains_key(folder) {

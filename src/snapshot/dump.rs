@@ -233,8 +233,10 @@ impl<'a> Dump<'a> {
     /// Checks the frozen tasks again, because their state no longer changes, and records their open files: sizes and
     /// contents.
     fn look(&self, open: Vec<Descriptors>) -> Result<(Opened, FileCopies), SnapshotError> {
+        Descriptors::read_ahead(&open);
         let processes = job::tree(self.root)?;
         refuse_obstacles(self.subject.job, &processes, &open, When::Frozen)?;
+        self.inherited.check(&open)?;
         let opened = Opened::record(open)?;
         let uses = opened.written();
         let beforehand = taken(&self.beforehand)?;
@@ -251,7 +253,6 @@ impl<'a> Dump<'a> {
             // the same crash.
             return Err(SnapshotError::Ended);
         }
-        self.inherited.check(&processes)?;
         // Locked only for the mark: no other thread waits for the streams while file contents are read.
         let mark = || locked(self.subject.streams).mark();
         let network = taken(&self.network)?;

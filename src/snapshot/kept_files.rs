@@ -124,6 +124,7 @@ impl Beforehand {
                 contents.copy(path, file)?;
             }
         }
+        so_far.iter_mut().for_each(SoFar::complete);
         beforehand.so_far = so_far;
         Ok(beforehand)
     }
@@ -177,10 +178,11 @@ impl FileCopies {
 
     /// Returns the positions of the files whose content is to be copied. Too large files are held instead.
     fn choose(&mut self, context: &RunContext, keep_content: u64, keep_total: u64) -> Vec<usize> {
-        let changed: HashSet<&Path> = self.changes.changed.iter().map(|it| &*it.path).collect();
-        let earlier = self.changes.earlier.iter().flat_map(|(_, set)| &set.files);
-        let same = earlier.filter(|(path, _)| !changed.contains(path.as_path()));
-        let mut total: u64 = same.filter_map(|(_, file)| kept_bytes(file)).sum();
+        let earlier_bytes = self.changes.earlier.as_ref().map_or(0, |it| it.kept_bytes);
+        let changed = self.changes.changed.iter();
+        let replaced: u64 = changed.map(|it| it.earlier_bytes).sum();
+        // Files that are not in the list are kept as they are in the earlier image.
+        let mut total = earlier_bytes - replaced;
         let (mut wanted, mut large) = (Vec::new(), Vec::new());
         let mut order: Vec<usize> = (0..self.changes.changed.len()).collect();
         // Files that must be copied while the job is frozen come first.
@@ -292,7 +294,7 @@ impl FileCopies {
         let earlier = self.changes.earlier.take();
         let mut set = earlier
             .as_ref()
-            .map_or_else(KeptFiles::default, |(_, set)| KeptFiles::clone(set));
+            .map_or_else(KeptFiles::default, |it| KeptFiles::clone(&it.set));
         set.frozen_ns = self.frozen_ns;
         let mut number = self.changes.changed.len();
         for changed in std::mem::take(&mut self.changes.changed) {
@@ -313,7 +315,7 @@ impl FileCopies {
                 *content = again.unwrap_or(Content::Unkept(Unkept::TooLarge));
             }
         }
-        let earlier = earlier.and_then(|(id, _)| ImageId::new(id));
+        let earlier = earlier.and_then(|it| ImageId::new(it.id));
         if let Some(id) = earlier {
             self.take_over(context, id, writer, &mut set)?;
         }
@@ -398,10 +400,6 @@ impl FileCopies {
         }
         Ok(())
     }
-}
-
-fn kept_bytes(file: &KeptFile) -> Option<u64> {
-    file.kept().map(|(_, bytes)| bytes)
 }
 
 fn forget_other(file: &mut KeptFile, name: &str) {

@@ -152,7 +152,7 @@ fn attempt(
     look_at_sockets(subject, &open)?;
     job.own_activity.begins(job::cpu_time(&processes));
     let mut gpu = Gpu::of(context, &processes)?;
-    inherited_devices::check_newcomers(&processes, gpu.as_ref().map_or(&[], Gpu::users))?;
+    inherited_devices::check_newcomers(&open, gpu.as_ref().map_or(&[], Gpu::users))?;
     let resident_plan = resident_plan(subject, gpu.as_mut(), afterwards, despite)?;
     let writer = admit(subject, &processes, gpu.as_ref(), resident_plan.as_ref())?;
     if afterwards != Afterwards::Stop {
