@@ -6,16 +6,13 @@
 //! the job computes:  the other files, each checked afterwards → contents of earlier images → list
 //! ```
 
-use std::collections::{BTreeSet, HashSet};
-use std::fs::File;
-use std::io::{self, Read, Write};
-use std::os::unix::fs::MetadataExt;
+use std::collections::HashSet;
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use nix::libc;
-
+use super::contents::{Contents, open};
 use super::error::SnapshotError;
 use crate::clock;
 use crate::files::{
@@ -25,11 +22,7 @@ use crate::files::{
 use crate::job::{self, Descriptors, OpenFile};
 use crate::run::image_facts::{KEPT_LIST, kept_stream};
 use crate::run::run_context::RunContext;
-use crate::safe_path::Spot;
-use crate::store::{ImageId, ImageReader, ImageWriter, StreamWriter, WriteError};
-
-/// Maximum number of earlier images' streams in a set; if there are more, the contents are merged into one stream.
-const STREAMS_MAX: usize = 32;
+use crate::store::{ImageId, ImageWriter};
 
 /// Number of bytes that are copied during the freeze in any case: on a busy machine, the time limit may pass with
 /// little work done.
@@ -50,43 +43,6 @@ pub(crate) struct FileCopies {
     unread: usize,
     frozen_ns: i64,
     freeze_seconds: f64,
-}
-
-/// Contents in an image's own stream.
-struct Contents {
-    stream: StreamWriter,
-    name: String,
-    /// Bytes in the stream.
-    offset: u64,
-}
-
-impl Contents {
-    /// Copies a file's content into the stream. A file that cannot be read, or is not the one that was listed, is left
-    /// out.
-    fn copy(&mut self, path: &Path, file: &mut KeptFile) -> Result<(), SnapshotError> {
-        let identity = file.identity;
-        let Kind::File { size, content } = &mut file.kind else {
-            return Ok(());
-        };
-        let source = match open(path) {
-            Ok((source, found)) if found == identity => source,
-            Ok(_) => return Ok(()),
-            Err(_) => {
-                *content = Content::Unkept(Unkept::Unreadable);
-                return Ok(());
-            }
-        };
-        let offset = self.offset;
-        let copied = self.stream.copy_from(&mut source.take(*size))?;
-        self.offset += copied;
-        if copied == *size {
-            *content = Content::Kept {
-                stream: self.name.clone(),
-                offset,
-            };
-        }
-        Ok(())
-    }
 }
 
 /// Files copied before the freeze.
@@ -317,7 +273,7 @@ impl FileCopies {
         }
         let earlier = earlier.and_then(|it| ImageId::new(it.id));
         if let Some(id) = earlier {
-            self.take_over(context, id, writer, &mut set)?;
+            self.contents.take_over(context, id, writer, &mut set)?;
         }
         self.contents.stream.finish()?;
         let mut list = Vec::new();
@@ -332,125 +288,5 @@ impl FileCopies {
             ..set.summary()
         };
         Ok((Arc::new(set), kept))
-    }
-
-    /// Takes over unchanged contents from the earlier image, without reading the files.
-    fn take_over(
-        &mut self,
-        context: &RunContext,
-        earlier: ImageId,
-        writer: &ImageWriter,
-        set: &mut KeptFiles,
-    ) -> Result<(), SnapshotError> {
-        let mut streams = BTreeSet::new();
-        let mut live = 0;
-        for file in set.files.values() {
-            if let Some((stream, bytes)) = file.kept().filter(|(it, _)| *it != self.contents.name) {
-                streams.insert(stream.to_owned());
-                live += bytes;
-            }
-        }
-        if streams.is_empty() {
-            return Ok(());
-        }
-        let Ok(image) = context.store.read(earlier) else {
-            // The stream was damaged since: the files are read again for the next image.
-            tracing::warn!(image = %earlier, "cannot take over the contents of files from the previous image");
-            for file in set.files.values_mut() {
-                forget_other(file, &self.contents.name);
-            }
-            return Ok(());
-        };
-        let all: u64 = streams.iter().filter_map(|name| image.len_of(name)).sum();
-        if streams.len() <= STREAMS_MAX && all / 2 <= live {
-            for name in streams {
-                let mut target = writer.stream(&name)?;
-                copy(&mut target, |sink| image.copy_to(&name, sink).map(drop))?;
-                target.finish()?;
-            }
-            return Ok(());
-        }
-        self.put_together(&image, set)
-    }
-
-    /// Merges the contents of all earlier streams into this image's own.
-    fn put_together(
-        &mut self,
-        image: &ImageReader,
-        set: &mut KeptFiles,
-    ) -> Result<(), SnapshotError> {
-        for file in set.files.values_mut() {
-            let Kind::File {
-                size,
-                content: Content::Kept { stream, offset },
-            } = &mut file.kind
-            else {
-                continue;
-            };
-            if *stream == self.contents.name {
-                continue;
-            }
-            let (from, size) = (*offset, *size);
-            let name = std::mem::replace(stream, self.contents.name.clone());
-            *offset = self.contents.offset;
-            copy(&mut self.contents.stream, |sink| {
-                image.copy_range(&name, from, size, sink)
-            })?;
-            self.contents.offset += size;
-        }
-        Ok(())
-    }
-}
-
-fn forget_other(file: &mut KeptFile, name: &str) {
-    if let Kind::File { content, .. } = &mut file.kind
-        && matches!(content, Content::Kept { stream, .. } if stream != name)
-    {
-        *content = Content::Unkept(Unkept::TooSlow);
-    }
-}
-
-/// Opens a file; also returns its device and inode.
-fn open(path: &Path) -> io::Result<(File, (u64, u64))> {
-    let file = Spot::of(path)?.open(File::options().read(true), libc::O_NOATIME)?;
-    let found = file.metadata()?;
-    if !found.is_file() {
-        return Err(io::ErrorKind::InvalidInput.into());
-    }
-    Ok((file, (found.dev(), found.ino())))
-}
-
-fn copy(
-    target: &mut StreamWriter,
-    read: impl FnOnce(&mut Sink<'_>) -> Result<(), crate::store::ReadError>,
-) -> Result<(), SnapshotError> {
-    let mut sink = Sink {
-        target,
-        failure: None,
-    };
-    match (read(&mut sink), sink.failure) {
-        (_, Some(failure)) => Err(failure.into()),
-        (Err(error), None) => Err(SnapshotError::Prepare(io::Error::other(error))),
-        (Ok(()), None) => Ok(()),
-    }
-}
-
-/// Stream as the target of a reader; stores the error that `io::Error` cannot carry.
-struct Sink<'a> {
-    target: &'a mut StreamWriter,
-    failure: Option<WriteError>,
-}
-
-impl Write for Sink<'_> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if let Err(failure) = self.target.write_all(bytes) {
-            self.failure = Some(failure);
-            return Err(io::ErrorKind::Other.into());
-        }
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
     }
 }

@@ -49,25 +49,45 @@ impl ImageReader {
         len: u64,
         sink: &mut impl Write,
     ) -> Result<(), ReadError> {
+        self.copy_ranges(name, [(offset, len)], sink)
+    }
+
+    /// Writes parts of a stream to `sink`, each given by offset and length. Chunks without such a part are not read;
+    /// each other chunk is read once if the offsets ascend.
+    ///
+    /// # Errors
+    /// The same as [`ImageReader::copy_range`].
+    pub fn copy_ranges(
+        &self,
+        name: &str,
+        ranges: impl IntoIterator<Item = (u64, u64)>,
+        sink: &mut impl Write,
+    ) -> Result<(), ReadError> {
         let mut reader = self.open(name)?;
-        let (mut skip, mut left) = (offset, len);
-        let chunk_len = |number: &u32| self.manifest().chunks[*number as usize].raw_len;
-        while let Some(len) = reader.stream.chunks.get(reader.next).map(chunk_len)
-            && skip >= u64::from(len)
-        {
-            skip -= u64::from(len);
-            reader.next += 1;
-        }
         let mut room = vec![0; StreamReader::ROOM_MIN];
-        while left > 0 {
-            let got = reader.read(&mut room)?;
-            let from = usize::try_from(skip).unwrap_or(got).min(got);
-            let end = usize::try_from(left).map_or(got, |left| got.min(from + left));
-            if from == end {
-                return Err(ReadError::Sink(io::ErrorKind::UnexpectedEof.into()));
+        // The part of the stream that is in `room`.
+        let mut there = 0..0;
+        for (offset, len) in ranges {
+            let (mut at, end) = (offset, offset.saturating_add(len));
+            while at < end {
+                if at < there.start {
+                    (reader.next, there) = (0, 0..0);
+                }
+                if at >= there.end {
+                    there.start = there.end + reader.skip(at - there.end);
+                    there.end = there.start + reader.read(&mut room)? as u64;
+                    if there.is_empty() {
+                        return Err(ReadError::Sink(io::ErrorKind::UnexpectedEof.into()));
+                    }
+                    continue;
+                }
+                let next = end.min(there.end);
+                // Both are within `room`.
+                let [from, to] =
+                    [at, next].map(|it| usize::try_from(it - there.start).unwrap_or(room.len()));
+                sink.write_all(&room[from..to]).map_err(ReadError::Sink)?;
+                at = next;
             }
-            sink.write_all(&room[from..end]).map_err(ReadError::Sink)?;
-            (skip, left) = (0, left - (end - from) as u64);
         }
         Ok(())
     }
@@ -81,6 +101,20 @@ impl StreamReader<'_> {
     #[must_use]
     pub fn stream_len(&self) -> u64 {
         self.stream.raw_len
+    }
+
+    /// Skips the next chunks that lie completely in the next `bytes`. Returns their length.
+    fn skip(&mut self, bytes: u64) -> u64 {
+        let mut skipped = 0;
+        while let Some(number) = self.stream.chunks.get(self.next) {
+            let len = u64::from(self.image.manifest().chunks[*number as usize].raw_len);
+            if skipped + len > bytes {
+                break;
+            }
+            skipped += len;
+            self.next += 1;
+        }
+        skipped
     }
 
     /// Fills the beginning of `room` with the next chunks, as many as fit completely, each checked. Returns the number
@@ -101,5 +135,50 @@ impl StreamReader<'_> {
             filled += len;
         }
         Ok(filled)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::format::codec::tests::noise;
+    use crate::store::tests::support::{temporary_store, write_image};
+
+    #[test]
+    fn ranges_of_a_stream_are_copied_in_any_order() {
+        let (_folder, store) = temporary_store();
+        let lock = store.lock().unwrap();
+        let bytes = noise(1, 5 * CHUNK_BYTES + 5);
+        let image = write_image(&store, &lock, &[("a", &bytes)]).id;
+        let reader = store.read(image).unwrap();
+        let (len, chunk) = (bytes.len(), CHUNK_BYTES);
+        for ranges in [
+            vec![(0, len)],
+            vec![(0, 1), (1, 2), (3, 0), (chunk, 2 * chunk), (len - 1, 1)],
+            vec![(3 * chunk, chunk), (7, 9), (len, 0), (2 * chunk - 1, 2)],
+        ] {
+            let mut found = Vec::new();
+            let wanted = ranges.iter().map(|(at, len)| (*at as u64, *len as u64));
+            reader.copy_ranges("a", wanted, &mut found).unwrap();
+            let parts = ranges.iter().map(|(at, len)| &bytes[*at..][..*len]);
+            assert!(found == parts.collect::<Vec<_>>().concat(), "{ranges:?}");
+        }
+        let len = len as u64;
+        for beyond in [(len, 1), (len - 1, 2), (u64::MAX - 1, 1), (1, u64::MAX)] {
+            let copied = reader.copy_ranges("a", [beyond], &mut io::sink());
+            assert!(matches!(copied, Err(ReadError::Sink(_))), "{beyond:?}");
+        }
+    }
+
+    #[test]
+    fn a_chunk_with_several_ranges_is_read_once() {
+        let (_folder, store) = temporary_store();
+        let lock = store.lock().unwrap();
+        let bytes = noise(1, 5 * CHUNK_BYTES);
+        let image = write_image(&store, &lock, &[("a", &bytes)]).id;
+        let reader = store.read(image).unwrap();
+        let ranges = (0..bytes.len() as u64).step_by(1000).map(|at| (at, 100));
+        reader.copy_ranges("a", ranges, &mut io::sink()).unwrap();
+        assert_eq!(reader.given().bytes(), bytes.len() as u64);
     }
 }

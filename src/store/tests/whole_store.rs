@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::support::{OPTIONS, never, packs, read_stream, temporary_store, write_image};
+use super::support::{OPTIONS, never, packs, place_of, read_stream, temporary_store, write_image};
 use crate::store::format::chunk::ZEROS;
 use crate::store::format::codec::tests::noise;
 use crate::store::*;
@@ -78,6 +78,28 @@ fn zeros_and_known_chunks_are_not_stored() {
     assert_eq!(read_stream(&store, second.id, "c"), data);
     store.rotate(&lock, 1).unwrap();
     assert_eq!(read_stream(&store, second.id, "c"), data);
+}
+
+#[test]
+fn a_stream_of_an_earlier_image_is_taken_over_unread() {
+    let (_folder, store) = temporary_store();
+    let lock = store.lock().unwrap();
+    let bytes = [&noise(1, 2 * CHUNK_BYTES + 77)[..], &ZEROS].concat();
+    let earlier = write_image(&store, &lock, &[("a", &bytes), ("b", b"b")]);
+    let writer = store.begin(&lock, OPTIONS).unwrap();
+    assert!(writer.take_over(&earlier, "a").unwrap());
+    assert!(writer.take_over(&earlier, "a").is_err(), "a second time");
+    assert!(!writer.take_over(&earlier, "none").unwrap());
+    assert_eq!(writer.taken().bytes(), 0);
+    let taken = writer.commit(b"meta").unwrap();
+    let len = bytes.len() as u64;
+    assert_eq!((taken.raw_bytes, taken.stored_bytes), (len, 0));
+    store.rotate(&lock, 1).unwrap();
+    assert!(read_stream(&store, taken.id, "a") == bytes);
+    // A pack is damaged.
+    fs::write(store.pack_file(place_of(&taken, "a").0), "").unwrap();
+    let writer = store.begin(&lock, OPTIONS).unwrap();
+    assert!(!writer.take_over(&taken, "a").unwrap());
 }
 
 #[test]

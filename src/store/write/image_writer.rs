@@ -22,7 +22,7 @@ use crate::store::error::WriteError;
 use crate::store::format::FORMAT;
 use crate::store::format::file_names::{self, FileKind};
 use crate::store::format::image_id::ImageId;
-use crate::store::format::manifest::Manifest;
+use crate::store::format::manifest::{Content, Manifest};
 use crate::store::format::manifest_file::{self, META_BYTES_MAX, ManifestError};
 use crate::store::format::pack::Pack;
 use crate::store::format::store_folder::Store;
@@ -183,6 +183,31 @@ impl ImageWriter {
     pub(crate) fn inserted(&self, name: &str) -> Result<PrechunkedStream, WriteError> {
         self.shared.work_queue.check()?;
         PrechunkedStream::open(&self.shared, name)
+    }
+
+    /// Adds a stream of an earlier image of this store, without reading it. Its chunks stay where they are, as those
+    /// of a new stream with the same bytes would. Returns false and adds nothing if a chunk is in none of the newest
+    /// good images, or there is no such stream.
+    ///
+    /// # Errors
+    /// The same as [`stream`](Self::stream).
+    pub fn take_over(&self, image: &Manifest, name: &str) -> Result<bool, WriteError> {
+        let Some(stream) = image.streams.iter().find(|stream| stream.name == name) else {
+            return Ok(false);
+        };
+        let chunks = || stream.chunks.iter().map(|it| &image.chunks[*it as usize]);
+        if !self.shared.builder.knows(chunks()) {
+            return Ok(false);
+        }
+        let mut target = self.inserted(name)?;
+        for chunk in chunks() {
+            match chunk.content {
+                Content::Zero => target.zeros(chunk.raw_len)?,
+                Content::Stored(stored) => target.again(chunk.raw_len, stored.hash)?,
+            }
+        }
+        target.finish();
+        Ok(true)
     }
 
     /// Allows `count` workers to run from now on: as many as there are idle cores while the job is frozen.

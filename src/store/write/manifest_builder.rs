@@ -156,6 +156,17 @@ impl ManifestBuilder {
         Ok(claim)
     }
 
+    /// Returns true if none of these chunks would be claimed.
+    pub(crate) fn knows<'a>(&self, mut chunks: impl Iterator<Item = &'a Chunk>) -> bool {
+        let state = locked(&self.state);
+        chunks.all(|chunk| match chunk.content {
+            Content::Zero => true,
+            Content::Stored(Stored { hash, .. }) => {
+                state.find(&hash).is_some() || state.index.get(&hash, chunk.raw_len).is_some()
+            }
+        })
+    }
+
     /// Records the position of a claimed chunk.
     pub(crate) fn place(&self, chunk: u32, place: Place) {
         let mut state = locked(&self.state);

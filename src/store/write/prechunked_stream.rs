@@ -51,7 +51,7 @@ impl PrechunkedStream {
         Ok(())
     }
 
-    /// Adds a chunk that is already part of this stream or another one of the image.
+    /// Adds a chunk that is already part of the image or of an earlier one.
     pub(crate) fn again(&mut self, raw_len: u32, name: Hash) -> Result<(), WriteError> {
         let position = self.next(raw_len)?;
         let builder = &self.shared.builder;
