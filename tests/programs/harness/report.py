@@ -45,6 +45,7 @@ def record(runner):
     """Writes the table as Markdown; returns the file."""
     options = runner.options
     line = f"tests/programs/run --rounds {options.rounds} --watch {options.watch} --seed {options.seed}"
+    line += f" --kills {options.kills}" if options.kills else ""
     line += f" --programs {options.programs}" if options.programs else ""
     facts = {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),

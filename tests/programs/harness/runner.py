@@ -1,7 +1,8 @@
-"""Command line, and parallel execution of the programs."""
+"""Command line, and parallel execution of the rounds."""
 
 import argparse
 import concurrent.futures
+import contextlib
 import dataclasses
 import os
 import pathlib
@@ -16,6 +17,10 @@ import traceback
 from . import catalog, packages, report, rounds, supervised, unwatched
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
+# A round waits most of the time: it uses a core for about 2 of its 12 seconds.
+PARALLEL = 3 * (os.cpu_count() or 1)
+# Limit on the rounds for a kill: a job may end before its first one.
+ROUNDS_FOR_KILL_MAX = 2
 WATCHES = {
     "fanotify": ("fanotify",),
     "reports": ("reports",),
@@ -49,10 +54,13 @@ def parse(doc):
     path, names = pathlib.Path, [program.name for program in catalog.PROGRAMS]
     parser.add_argument("--programs", help=f"of: {', '.join(names)}")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--kills", type=int, default=0, help="least number for each program and watch"
+    )
     parser.add_argument("--seconds", type=float, default=0, help="of a job; 0: as the catalog says")
     parser.add_argument("--watch", choices=WATCHES, default="fanotify")
     parser.add_argument("--seed", help="of the random moments; default: a new one, printed")
-    parser.add_argument("--parallel", type=int, default=2, help="programs at a time")
+    parser.add_argument("--parallel", type=int, default=PARALLEL, help="rounds at a time")
     parser.add_argument("--record", action="store_true", help="write benches/results/programs.md")
     parser.add_argument("--strict", action="store_true", help="refused rounds fail, too")
     parser.add_argument("--no-install", action="store_true", help="skip what is not installed")
@@ -94,7 +102,10 @@ class Runner:
             self.unwatched = self.work / "ckpt-run"
             unwatched.copy(options.bin, self.unwatched)
         with concurrent.futures.ThreadPoolExecutor(options.parallel) as pool:
-            list(pool.map(lambda program: self.one(program, installer), options.chosen))
+            references = [pool.submit(self.begin, it, installer, pool) for it in options.chosen]
+            for started in references:
+                for played in started.result():
+                    played.result()
         counts = report.counts(found for played in self.played.values() for found in played)
         if options.record:
             self.say(f"written: {report.record(self)}")
@@ -105,16 +116,27 @@ class Runner:
         self.say(f"{told}, {len(self.skipped)} programs skipped, {time.monotonic() - begun:.0f} s")
         return 1 if bad or not (self.played or self.skipped) else 0
 
-    def one(self, program, installer):
-        try:
+    def begin(self, program, installer, pool):
+        """Runs the reference; returns the futures of the rounds, one for each way of watching."""
+        watches = self.options.watches
+        with self.faults_of(program, watches[0]):
             if missing := installer.missing(program):
                 self.skip(program, missing)
-            else:
-                self.play(program)
-        except Exception as error:  # one program must not end the others
+                return []
+            place = self.work / program.name / "reference"
+            reference = rounds.reference(program, self.tools("fanotify"), place)
+            return [pool.submit(self.play, program, watch, reference) for watch in watches]
+        return []
+
+    @contextlib.contextmanager
+    def faults_of(self, program, watch):
+        """Records an exception as a failed round: one program must not end the others."""
+        try:
+            yield
+        except Exception as error:
             self.say(f"{program.name}: {traceback.format_exc()}")
             failed = rounds.Round("-", notes=[f"cannot be tried: {error}"])
-            self.played[program.name, self.options.watches[0]] = [failed]
+            self.played.setdefault((program.name, watch), []).append(failed)
 
     def skip(self, program, why):
         self.skipped[program.name] = why
@@ -128,15 +150,16 @@ class Runner:
             *(watch, self.folder, options.keep),
         )
 
-    def play(self, program):
-        place = self.work / program.name
-        expected, seconds = rounds.reference(program, self.tools("fanotify"), place / "reference")
-        for watch in self.options.watches:
-            for number in range(1, self.options.rounds + 1):
-                seed = f"{self.options.seed}/{program.name}/{number}"
-                folder = place / f"{watch}-{number}"
-                tools = self.tools(watch)
-                found = rounds.play(program, tools, folder, seed, expected, seconds)
+    def play(self, program, watch, reference):
+        options, kills, number = self.options, 0, 0
+        most = max(options.rounds, ROUNDS_FOR_KILL_MAX * options.kills)
+        while number < options.rounds or (kills < options.kills and number < most):
+            number += 1
+            seed = f"{options.seed}/{program.name}/{number}"
+            folder = self.work / program.name / f"{watch}-{number}"
+            with self.faults_of(program, watch):
+                found = rounds.play(program, self.tools(watch), folder, seed, *reference)
+                kills += found.kills
                 self.played.setdefault((program.name, watch), []).append(found)
                 text = [f"{program.name:<16}{watch:<10}{found.line()}"]
                 self.say("\n".join(text + [f"    {note}" for note in found.notes]))
