@@ -7,7 +7,8 @@
   second snapshot and a restore of it are compared with those of the same job without files. The digest of all files at the end
   has to be that of a run that was never interrupted. `criu dump` alone, which is a part of the freeze, is measured as well.
 - build: `make` of the C project in --source, with `files.watch` auto and off in turns.
-- opens: a C program that opens, reads and closes as many random files as it can, in the same way.
+- opens: a C program that opens, reads and closes as many random files as it can, in the same way: CPU time of the whole
+  run, ckpt-run included, for each file. Other load on the machine affects it less than the number of files per second.
 Needs root, cc, make, Python. Writes below the working folder. --record writes benches/results/files-cost.md.
 """
 
@@ -16,6 +17,7 @@ import json
 import os
 import pathlib
 import platform
+import resource
 import shutil
 import statistics
 import subprocess
@@ -30,6 +32,8 @@ JOBS = HERE / "jobs"
 RESULT = HERE / "results" / "files-cost.md"
 OPEN, CLOSED = 5_000, 100_000
 OPEN_SECONDS, OPEN_THREADS, OPEN_FILES = 10, 4, 20_000
+# Files per second of the loader for which a part of a core is given.
+LOADER_RATE = 10_000
 WAIT_SECONDS_MAX = 300
 POLL_SECONDS = 0.02
 
@@ -170,7 +174,7 @@ def scale(options, folder):
 
 
 def alternating(options, folder, name, unit, measure):
-    """Returns medians with and without tracking, measured alternately; the first pair only warms up."""
+    """Measures with and without tracking in turns; the first pair only warms up. Returns the row and both medians."""
     rows = {"auto": [], "off": []}
     for number in range(options.rounds + 1):
         for watch in rows if number % 2 else reversed(rows):
@@ -184,7 +188,8 @@ def alternating(options, folder, name, unit, measure):
     del os.environ["CKPT_RUN_FILES_WATCH"]
     on, off = (statistics.median(rows[watch]) for watch in rows)
     spread = max(max(values) - min(values) for values in rows.values()) / off
-    return f"| {name} | {unit} | {off:.2f} | {on:.2f} | {(on / off - 1) * 100:+.1f} % | {spread * 100:.1f} % |"
+    more = (on / off - 1) * 100
+    return f"| {name} | {unit} | {off:.2f} | {on:.2f} | {more:+.1f} % | {spread * 100:.1f} % |", on, off
 
 
 def build(options, folder):
@@ -199,7 +204,8 @@ def build(options, folder):
         subprocess.run([*line, "--", *make], cwd=tree, capture_output=True, check=True)
         return time.monotonic() - begun
 
-    return alternating(options, folder, f"C build ({options.source.name})", "s", measure)
+    row, _, _ = alternating(options, folder, f"C build ({options.source.name})", "s", measure)
+    return row
 
 
 def opens(options, folder):
@@ -213,11 +219,20 @@ def opens(options, folder):
 
     def measure(line):
         job = [program, str(OPEN_SECONDS), str(OPEN_THREADS)]
+        before = cpu_of_children()
         with names.open() as stdin:
             done = subprocess.run([*line, "--", *job], stdin=stdin, capture_output=True, check=True)
-        return float(done.stdout) / 1000
+        opened = float(done.stdout) * OPEN_SECONDS
+        return (cpu_of_children() - before) / opened * 1e6
 
-    return alternating(options, folder, f"opens ({OPEN_THREADS} threads)", "1000/s", measure)
+    row, on, off = alternating(options, folder, "opens", "µs of CPU for each", measure)
+    share = (on - off) / 1e6 * LOADER_RATE * 100
+    return f"{row}\n\nFor a loader that opens {LOADER_RATE} files a second: {share:.2f} % of a core."
+
+
+def cpu_of_children():
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def main():
