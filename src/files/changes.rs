@@ -140,6 +140,16 @@ pub struct Look<'a> {
     pub scanned: &'a BTreeSet<PathBuf>,
 }
 
+/// Returns the reason why changes since the set of an earlier image, or since the beginning, may be missing.
+pub(super) fn gap_since(record: &Record, earlier: Option<&Earlier>) -> Option<String> {
+    earlier.map_or_else(|| record.gap_since(0), |it| record.since(it.id).gap())
+}
+
+/// Returns the record's time of an earlier image, or of the beginning.
+pub(super) fn time_of(record: &Record, earlier: Option<&Earlier>) -> usize {
+    earlier.map_or(0, |it| record.time_of(it.id))
+}
+
 /// Compares the job's files with an earlier set. Only files that the record or the scan reports as changed are
 /// inspected, because the job is frozen.
 #[must_use]

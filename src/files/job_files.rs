@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use super::changes::{Changed, Earlier, Look, OpenUses, SoFar, changed_since};
+use super::changes::{Changed, Earlier, Look, OpenUses, SoFar, changed_since, gap_since, time_of};
 use super::fanotify::can_watch;
 use super::file_set::{Kept, KeptFile, KeptFiles, TICK_NS};
 use super::folder_scan::Scan;
@@ -430,16 +430,6 @@ impl JobFiles {
     }
 }
 
-/// Returns the reason why changes since the set of an earlier image, or since the beginning, may be missing.
-fn gap_since(record: &Record, earlier: Option<&Earlier>) -> Option<String> {
-    earlier.map_or_else(|| record.gap_since(0), |it| record.since(it.id).gap())
-}
-
-/// Returns the record's time of an earlier image, or of the beginning.
-fn time_of(record: &Record, earlier: Option<&Earlier>) -> usize {
-    earlier.map_or(0, |it| record.time_of(it.id))
-}
-
 /// Has the watcher write a mark for the image.
 ///
 /// # Errors
@@ -464,8 +454,6 @@ fn request(state: &mut State, id: u64, mark: Mark) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-
     use super::super::changes::OpenUse;
     use super::*;
 
@@ -475,11 +463,11 @@ mod tests {
         let top = place.path().canonicalize().unwrap();
         let path = |name: &str| top.join(name);
         for folder in ["store", "work", "job/nfs/watched"] {
-            fs::create_dir_all(path(folder)).unwrap();
+            std::fs::create_dir_all(path(folder)).unwrap();
         }
         let kept = ["job/a", "job/nfs/b", "job/nfs/watched/c", "job/nfsd"];
         for name in kept {
-            fs::write(path(name), "x").unwrap();
+            std::fs::write(path(name), "x").unwrap();
         }
         let mounts = Line::Mounts {
             watched: vec!["/".into(), path("job/nfs/watched")],
@@ -498,21 +486,15 @@ mod tests {
             files: kept.into(),
         };
         let opened = ["job/d", "job/nfs/e"].map(path);
-        let usage = OpenUse {
-            appends: false,
-            is_mapped: false,
-        };
+        let (appends, is_mapped) = (false, false);
+        let usage = OpenUse { appends, is_mapped };
         let open: OpenUses<'_> = opened.iter().map(|path| (&**path, usage)).collect();
-        let found = |gap: Option<&str>| {
-            let state = locked(&files.state);
-            let gap = gap.map(str::to_owned);
-            files.scan(&state.record, &set, &open, i64::MAX, gap)
-        };
+        let record = &locked(&files.state).record;
+        let found = |gap| files.scan(record, &set, &open, i64::MAX, gap);
         let unwatched = ["job/nfs/b", "job/nfs/e"].map(path);
         assert_eq!(found(None), (unwatched.into(), None));
-        let (all, gap) = found(Some("a gap"));
-        assert_eq!(gap.as_deref(), Some("a gap"));
+        let gap = Some("a gap".to_owned());
         let known = set.files.keys().chain(&opened);
-        assert_eq!(all, known.cloned().collect());
+        assert_eq!(found(gap.clone()), (known.cloned().collect(), gap));
     }
 }
