@@ -12,6 +12,8 @@ use super::file_set::changed_ns;
 const ENTRIES_MAX: usize = 1_000_000;
 /// Permission bit of folders in which only owners remove and rename.
 const STICKY: u32 = 0o1000;
+/// Mode bits of a shared folder: writable by all, removal by the owner only.
+const SHARED: u32 = 0o1002;
 /// Names of a store's own entries (`store::format::store_folder`): other runs' stores are nobody's files.
 const STORE_ENTRIES: [&str; 3] = ["format", "images", "packs"];
 
@@ -19,6 +21,18 @@ const STORE_ENTRIES: [&str; 3] = ["format", "images", "packs"];
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{} has more than {ENTRIES_MAX} files", .0.display())]
 pub struct TooMany(pub PathBuf);
+
+/// Returns the folders of files, except those in which all users can create files, such as `/tmp`: other programs change
+/// files there all the time.
+pub(super) fn folders_of<'a>(files: impl Iterator<Item = &'a Path>) -> BTreeSet<&'a Path> {
+    let is_shared = |folder: &&Path| {
+        let found = folder.symlink_metadata();
+        found.is_ok_and(|found| found.mode() & SHARED == SHARED)
+    };
+    let mut folders: BTreeSet<&Path> = files.filter_map(Path::parent).collect();
+    folders.retain(|folder| !is_shared(folder));
+    folders
+}
 
 /// Scope of a scan.
 #[derive(Clone, Copy, Debug)]
@@ -142,6 +156,7 @@ pub(super) fn everything_in(folder: &Path) -> io::Result<Vec<PathBuf>> {
 mod tests {
     use super::*;
     use std::fs;
+    use std::os::unix::fs::PermissionsExt;
 
     #[test]
     fn a_scan_finds_changes_and_omits_stores_and_our_files() {
@@ -162,5 +177,18 @@ mod tests {
         let expected = ["a", "a/b", "a/b/file", "old"].map(|name| top.join(name));
         assert_eq!(scan.changed(0).unwrap(), BTreeSet::from(expected));
         assert_eq!(scan.changed(i64::MAX).unwrap(), BTreeSet::new());
+    }
+
+    #[test]
+    fn folders_of_all_users_are_left_out() {
+        let place = tempfile::tempdir().unwrap();
+        let folders = ["own", "shared"].map(|name| place.path().join(name));
+        for (folder, mode) in folders.iter().zip([0o755, 0o1777]) {
+            fs::create_dir(folder).unwrap();
+            fs::set_permissions(folder, fs::Permissions::from_mode(mode)).unwrap();
+        }
+        let files = folders.each_ref().map(|folder| folder.join("x"));
+        let found = folders_of(files.iter().map(PathBuf::as_path));
+        assert_eq!(found, BTreeSet::from([&*folders[0]]));
     }
 }

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use super::changes::{Changed, Earlier, Look, OpenUses, SoFar, changed_since, gap_since, time_of};
 use super::fanotify::can_watch;
 use super::file_set::{Kept, KeptFile, KeptFiles, TICK_NS};
-use super::folder_scan::Scan;
+use super::folder_scan::{Scan, folders_of};
 use super::held::Held;
 use super::lost::{OnLost, RollbackError};
 use super::marker::{self, Mark, Marker, MarkerError};
@@ -278,7 +278,7 @@ impl JobFiles {
                     || record.is_unwatched_mount(path)
             })
             .collect();
-        let folders: BTreeSet<&Path> = known.iter().filter_map(|path| path.parent()).collect();
+        let folders = folders_of(known.iter().copied());
         let tree_is_unsure = is_unsure(&self.folder);
         let look = |tree, folders| Scan {
             tree,

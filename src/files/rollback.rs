@@ -6,18 +6,14 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::Metadata;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use super::file_set::{Content, KeptFile, KeptFiles, Kind, Writer, born_ns, changed_ns};
-use super::folder_scan::{Scan, is_special};
+use super::folder_scan::{Scan, folders_of, is_special};
 use super::held::Held;
 use super::lost::{Lost, OnLost, RollbackError, Why};
 use super::patterns::Patterns;
 use super::record::Since;
-
-/// Mode bits of a shared folder: writable by all, removal by the owner only.
-const SHARED: u32 = 0o1002;
 
 /// Steps that make the job's files equal to a set.
 #[derive(Debug, Default)]
@@ -282,10 +278,8 @@ impl Rollback {
             set, since, place, ..
         } = comparison;
         let files = set.files.keys().map(PathBuf::as_path);
-        let folders: BTreeSet<&Path> = files
-            .filter_map(Path::parent)
-            .filter(|folder| comparison.is_unsure(folder) && !is_shared(folder))
-            .collect();
+        let mut folders = folders_of(files);
+        folders.retain(|folder| comparison.is_unsure(folder));
         let tree_is_unsure = comparison.is_unsure(place.folder);
         if folders.is_empty() && !tree_is_unsure {
             return Ok(());
@@ -395,12 +389,6 @@ impl Rollback {
                 _ => None,
             })
     }
-}
-
-/// Returns true for a folder in which all users can create files, such as `/tmp`.
-fn is_shared(folder: &Path) -> bool {
-    let found = folder.symlink_metadata();
-    found.is_ok_and(|found| found.mode() & SHARED == SHARED)
 }
 
 fn is_same_folder(then: &KeptFile, now: &KeptFile) -> bool {
