@@ -185,7 +185,12 @@ mod tests {
         };
         let found = store.prunable_beside_writer().unwrap();
         assert_eq!((found.packs, found.temporary_files), (1, 0), "{found:?}");
-        assert_eq!(packs(&store), before);
+        // Other threads may have begun their packs since.
+        let now = packs(&store);
+        assert!(
+            before.iter().all(|pack| now.contains(pack)),
+            "{before:?} {now:?}"
+        );
         stream.finish().unwrap();
         let image = writer.commit(b"").unwrap();
         store.verify(image.id, &never).unwrap();
