@@ -204,9 +204,14 @@ fn slurm_preempts_a_step_and_runs_the_script_again() {
     }
     assert_eq!(run.wait(), 75, "{}", place.text("err"));
     assert_eq!(place.text("asked-for"), "requeue 4711\n");
-    place.go();
     let mut run = batch(&place);
+    let step = listeners(&run);
+    place.go();
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    // Slurm ends the steps of a job with the job.
+    for pid in step {
+        kill(pid, Signal::SIGKILL).unwrap();
+    }
     assert_eq!(place.text("log"), lines(40));
     assert_eq!(place.text("out"), lines(40));
 }
