@@ -33,6 +33,8 @@ use super::rewind::error::{RewindError, system};
 use super::tree;
 use crate::safe_path::Spot;
 
+/// Number of looks in a row that find no ckpt-run with the lock: between two jobs, nobody has it for a moment.
+const LOOKS_MIN: u32 = 5;
 /// Suffix of a link that is set aside.
 const ASIDE: &str = ".set-aside-by-ckpt-run";
 /// Pause between two attempts to take the lock.
@@ -159,6 +161,7 @@ fn lock(folder: &Path, begun: Instant, wait: Wait) -> Option<Flock<File>> {
     let spot = Spot::of(folder).ok()?;
     let mut file = spot.open(File::options().read(true), O_DIRECTORY).ok()?;
     let mut is_logged = false;
+    let mut looks = 0;
     loop {
         match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
             Ok(held) => return Some(held),
@@ -166,7 +169,12 @@ fn lock(folder: &Path, begun: Instant, wait: Wait) -> Option<Flock<File>> {
             Err(_) => return None,
         }
         let waited = clock::now() - begun;
-        if waited >= wait.others && (waited >= wait.ours || !is_held_by_ckpt_run(&file)) {
+        looks = if is_held_by_ckpt_run(&file) {
+            0
+        } else {
+            looks + 1
+        };
+        if waited >= wait.others && (waited >= wait.ours || looks >= LOOKS_MIN) {
             break;
         }
         if !is_logged && waited >= SILENCE {

@@ -17,7 +17,7 @@ pub use place::Place;
 pub use privilege::{Ordinary, Privilege, installed, skip};
 pub(crate) use privilege::{as_root, as_root_and_user, as_user};
 pub use process_tree::{
-    descendants, inner_pid, is_dead, job_of, state, wait_for_descendant, wait_until_gone,
+    descendants, inner_pid, is_dead, job_of, name_of, state, wait_for_descendant, wait_until_gone,
 };
 pub use pseudo_terminal::PseudoTerminal;
 pub use run::Run;

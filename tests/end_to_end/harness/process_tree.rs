@@ -46,6 +46,12 @@ pub fn wait_until_gone(pids: &[i32]) {
     });
 }
 
+/// Returns the name of the program that a process executes.
+pub fn name_of(pid: i32) -> String {
+    let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    name.trim_end().to_owned()
+}
+
 /// Returns all descendants of a process.
 pub fn descendants(pid: i32) -> Vec<i32> {
     let mut found = vec![];

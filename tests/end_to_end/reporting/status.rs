@@ -8,7 +8,8 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use crate::harness::{
-    ON_REQUEST, Place, UNTIL_GO, apply, as_root, code, stderr, stdout, wait_until,
+    ON_REQUEST, Place, UNTIL_GO, apply, as_root, code, name_of, stderr, stdout,
+    wait_for_descendant, wait_until,
 };
 
 fn status(place: &Place) -> (Value, i32) {
@@ -254,6 +255,8 @@ fn run_interrupted_before_its_first_image_is_not_saved() {
     let place = Place::new();
     let mut run = place.start(&ON_REQUEST, &["sh", "-c", "echo ready\nsleep 1000"]);
     place.wait_for("out", "ready");
+    // A shell can miss a signal while it starts a program.
+    wait_for_descendant(run.pid(), "the sleep", |pid| name_of(pid) == "sleep");
     run.signal(Signal::SIGINT);
     assert_eq!(run.wait(), 130, "{}", place.text("err"));
     let text = stdout(&place.verb(&["status"]));

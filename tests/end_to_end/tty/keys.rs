@@ -6,13 +6,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::screen::{COUNT, ECHO, Screen, at_terminal};
-use crate::harness::{Place, apply, as_root, descendants, state, wait_until};
-
-/// Returns the name of the program that a process executes.
-fn name_of(pid: i32) -> String {
-    let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-    name.trim_end().to_owned()
-}
+use crate::harness::{Place, apply, as_root, descendants, name_of, state, wait_until};
 
 #[apply(as_root)]
 fn ctrl_c_ends_the_job_with_130_and_ctrl_backslash_with_131() {
