@@ -107,6 +107,9 @@ mod plugin {
     #[cfg(test)]
     mod remote_calls;
     #[cfg(test)]
+    #[allow(dead_code, reason = "the plugin uses the rest")]
+    mod system_call;
+    #[cfg(test)]
     mod text;
     pub(crate) mod variables;
 }

@@ -9,9 +9,10 @@ use core::ffi::{CStr, c_int, c_void};
 use core::ptr;
 
 use super::inode::{Inode, Links};
-use super::kernel::{AT_FDCWD, ENOENT, ESRCH, O_CLOEXEC, O_DIRECTORY, close, openat};
+use super::kernel::{ENOENT, ESRCH, O_CLOEXEC, O_DIRECTORY, close, openat};
 use super::listing::{for_each_entry, for_each_line};
 use super::mapping::{Identity, Kind, Mapping};
+use super::system_call::AT_FDCWD;
 use super::text::{Text, number};
 
 /// Most open files that are looked at, in all processes; beyond, none is known.

@@ -9,7 +9,8 @@
 
 use core::ffi::{CStr, c_int, c_long};
 
-use super::kernel::{AT_FDCWD, MOUNT_SETATTR, address, getenv, system_call};
+use super::kernel::{MOUNT_SETATTR, getenv};
+use super::system_call::{AT_FDCWD, address, system_call};
 use super::variables::NO_LINKS;
 
 /// `CR_PLUGIN_STAGE__RESTORE`.

@@ -10,7 +10,8 @@
 
 use core::ffi::{CStr, c_char, c_int, c_long};
 
-use super::kernel::{O_CLOEXEC, address, close, open, read, system_call};
+use super::kernel::{O_CLOEXEC, close, open, read};
+use super::system_call::{address, system_call};
 
 /// Size limit of `/proc/PID/limits`, which has 17 lines of 80 bytes.
 const LIMITS_BYTES_MAX: usize = 4096;

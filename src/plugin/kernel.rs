@@ -2,10 +2,10 @@
 //! System calls that old C libraries do not have, made without them, and the functions of the C library that the plugin
 //! calls.
 
-use core::arch::asm;
 use core::ffi::{CStr, c_char, c_int, c_long, c_uint, c_void};
 
-pub const AT_FDCWD: c_int = -100;
+use super::system_call::{address, system_call};
+
 pub const O_CLOEXEC: c_int = 0o2_000_000;
 #[cfg(target_arch = "x86_64")]
 pub const O_DIRECTORY: c_int = 0o200_000;
@@ -26,7 +26,6 @@ mod number {
     pub const OPENAT: c_long = 257;
     pub const PREAD64: c_long = 17;
     pub const PWRITE64: c_long = 18;
-    pub const READLINKAT: c_long = 267;
 }
 #[cfg(target_arch = "aarch64")]
 mod number {
@@ -36,41 +35,10 @@ mod number {
     pub const OPENAT: c_long = 56;
     pub const PREAD64: c_long = 67;
     pub const PWRITE64: c_long = 68;
-    pub const READLINKAT: c_long = 78;
 }
 
 /// Number of `mount_setattr`, the same on every machine.
 pub const MOUNT_SETATTR: c_long = 442;
-
-/// Makes a system call; returns its result, or an error's number, negative.
-///
-/// # Safety
-/// As the call demands.
-pub unsafe fn system_call(number: c_long, arguments: [c_long; 6]) -> c_long {
-    let result: c_long;
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: the kernel's convention; by the contract above.
-    unsafe {
-        asm!(
-            "syscall",
-            inlateout("rax") number => result,
-            in("rdi") arguments[0], in("rsi") arguments[1], in("rdx") arguments[2], in("r10") arguments[3], in("r8") arguments[4], in("r9") arguments[5],
-            lateout("rcx") _, lateout("r11") _,
-            options(nostack),
-        );
-    }
-    #[cfg(target_arch = "aarch64")]
-    // SAFETY: the kernel's convention; by the contract above.
-    unsafe {
-        asm!(
-            "svc 0",
-            in("x8") number, inlateout("x0") arguments[0] => result,
-            in("x1") arguments[1], in("x2") arguments[2], in("x3") arguments[3], in("x4") arguments[4], in("x5") arguments[5],
-            options(nostack),
-        );
-    }
-    result
-}
 
 /// Opens a file that exists; the error is its number.
 pub fn openat(folder: c_int, path: &CStr, flags: c_int) -> Result<c_int, c_int> {
@@ -87,16 +55,6 @@ pub fn openat_with(folder: c_int, path: &CStr, flags: c_int, mode: c_uint) -> Re
         .ok()
         .filter(|opened| *opened >= 0)
         .ok_or_else(|| error(opened))
-}
-
-/// Reads a link; returns the length of what it leads to. `None` also where that does not fit.
-pub fn read_link(folder: c_int, path: &CStr, into: &mut [u8]) -> Option<usize> {
-    let len = into.len().cast_signed() as c_long;
-    let (path, into) = (address(path.as_ptr()), address(into.as_mut_ptr()));
-    let arguments = [folder.into(), path, into, len, 0, 0];
-    // SAFETY: the path ends with a zero, and the kernel writes at most so many bytes.
-    let read = unsafe { system_call(number::READLINKAT, arguments) };
-    usize::try_from(read).ok().filter(|_| read < len)
 }
 
 /// Reads from a file; the error is its number.
@@ -143,11 +101,6 @@ fn transfer(
 /// Returns the number of an error.
 fn error(result: c_long) -> c_int {
     c_int::try_from(result.wrapping_neg()).unwrap_or(EIO)
-}
-
-/// Returns a pointer as an argument of a system call.
-pub fn address<T>(pointer: *const T) -> c_long {
-    pointer.expose_provenance().cast_signed() as c_long
 }
 
 // Of the C library that CRIU runs with; none is linked.

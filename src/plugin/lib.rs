@@ -35,6 +35,7 @@ mod remote_calls;
 mod settings;
 mod stand_in;
 mod subreaper;
+mod system_call;
 mod text;
 mod variables;
 

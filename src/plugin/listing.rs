@@ -3,7 +3,8 @@
 
 use core::ffi::{CStr, c_int, c_long};
 
-use super::kernel::{ENOENT, ESRCH, address, read_some, system_call};
+use super::kernel::{ENOENT, ESRCH, read_some};
+use super::system_call::{address, system_call};
 
 /// Bytes of a part of a folder's list.
 const LIST_BYTES: usize = 4096;

@@ -12,7 +12,8 @@ use core::ffi::{CStr, c_char, c_int, c_long, c_uint, c_void};
 use core::slice;
 
 use super::interposed::as_library;
-use super::kernel::{AT_FDCWD, EACCES, EPERM, address, openat_with, system_call, write_some};
+use super::kernel::{EACCES, EPERM, openat_with, write_some};
+use super::system_call::{AT_FDCWD, address, system_call};
 use super::{settings, stand_in};
 
 #[cfg(target_arch = "x86_64")]

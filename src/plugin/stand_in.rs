@@ -19,11 +19,10 @@ use core::ffi::{CStr, c_char, c_int, c_uint};
 
 use super::frozen_files::{FrozenFiles, OpenFile, Part};
 use super::inode::{Inode, Links};
-use super::kernel::{
-    AT_FDCWD, EIO, O_CLOEXEC, O_DIRECTORY, close, openat, read_at, read_link, write_at,
-};
+use super::kernel::{EIO, O_CLOEXEC, O_DIRECTORY, close, openat, read_at, write_at};
 use super::listing::{for_each_entry, for_each_line};
 use super::mapping::{Identity, Kind, Mapping, range};
+use super::system_call::{AT_FDCWD, read_link};
 use super::text::Text;
 
 /// `PROC_SUPER_MAGIC`.

@@ -11,7 +11,8 @@ use core::sync::atomic::{AtomicPtr, Ordering};
 
 use super::elf;
 use super::report::{Act, Kind, is_on, report};
-use super::sys::{self, AT_FDCWD};
+use super::sys;
+use super::system_call::AT_FDCWD;
 
 const O_ACCMODE: c_int = 3;
 const O_CREAT: c_int = 0o100;

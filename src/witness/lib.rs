@@ -26,6 +26,8 @@ mod calls;
 mod elf;
 mod report;
 mod sys;
+#[path = "../plugin/system_call.rs"]
+mod system_call;
 
 /// Aborts the process. The library does not panic.
 #[panic_handler]

@@ -4,7 +4,8 @@ use core::cell::UnsafeCell;
 use core::ffi::{CStr, c_char, c_int};
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-use super::sys::{self, AT_FDCWD};
+use super::sys;
+use super::system_call::{AT_FDCWD, read_link};
 
 /// Name of the variable with the path of the folder. `files::record::evidence` sets it.
 const FOLDER_VARIABLE: &CStr = c"_CKPT_RUN_WRITES";
@@ -41,7 +42,7 @@ pub enum Kind {
     Gone = b'g',
 }
 
-/// What is done with a report.
+/// An action on a report.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Act {
     Add,
@@ -164,14 +165,15 @@ impl<const ROOM: usize> Text<ROOM> {
             return false;
         };
         let len = if base == AT_FDCWD {
-            sys::working_folder(room) - 1
+            sys::working_folder(room)
         } else {
             let mut link = Text::<LINK_BYTES_MAX>::new();
             link.add(b"/proc/self/fd/");
             link.add_decimal(base.unsigned_abs());
-            link.c_str().map_or(-1, |link| sys::read_link(link, room))
+            link.c_str()
+                .and_then(|link| read_link(AT_FDCWD, link, room))
         };
-        let Ok(len) = usize::try_from(len) else {
+        let Some(len) = len else {
             return false;
         };
         // The kernel's text for a folder that cannot be reached begins differently.

@@ -1,9 +1,9 @@
 //! System calls, made without the C library: they leave `errno` alone, and are safe in a signal handler and after vfork.
 
-use core::arch::asm;
 use core::ffi::{CStr, c_char, c_int, c_long, c_void};
 
-pub const AT_FDCWD: c_int = -100;
+use super::system_call::{AT_FDCWD, address, system_call};
+
 const CLOCK_MONOTONIC: c_long = 1;
 
 #[cfg(target_arch = "x86_64")]
@@ -13,7 +13,6 @@ mod number {
     pub const CLOCK_GETTIME: c_long = 228;
     pub const UNLINKAT: c_long = 263;
     pub const SYMLINKAT: c_long = 266;
-    pub const READLINKAT: c_long = 267;
     pub const FACCESSAT: c_long = 269;
 }
 #[cfg(target_arch = "aarch64")]
@@ -23,7 +22,6 @@ mod number {
     pub const CLOCK_GETTIME: c_long = 113;
     pub const UNLINKAT: c_long = 35;
     pub const SYMLINKAT: c_long = 36;
-    pub const READLINKAT: c_long = 78;
     pub const FACCESSAT: c_long = 48;
 }
 
@@ -42,84 +40,50 @@ unsafe extern "C" {
 /// the pointer.
 pub fn exists(folder: c_int, path: *const c_char) -> Option<bool> {
     // SAFETY: reads the path, and reports an address that cannot be read.
-    match unsafe { call(number::FACCESSAT, [folder.into(), address(path), 0, 0]) } {
+    match unsafe {
+        system_call(
+            number::FACCESSAT,
+            [folder.into(), address(path), 0, 0, 0, 0],
+        )
+    } {
         0 => Some(true),
         result if result == -ENOENT => Some(false),
         _ => None,
     }
 }
 
-/// Writes the working folder's path and a zero. Returns the length with the zero, or an error as a negative number.
-pub fn working_folder(into: &mut [u8]) -> c_long {
-    let arguments = [address(into.as_mut_ptr()), size(into), 0, 0];
+/// Writes the working folder's path and a zero. Returns the length without the zero; `None` also if it does not fit.
+pub fn working_folder(into: &mut [u8]) -> Option<usize> {
+    let arguments = [address(into.as_mut_ptr()), size(into), 0, 0, 0, 0];
     // SAFETY: the kernel writes at most so many bytes.
-    unsafe { call(number::GETCWD, arguments) }
-}
-
-/// Writes the text of a link without a zero. Returns its length, or an error as a negative number.
-pub fn read_link(path: &CStr, into: &mut [u8]) -> c_long {
-    let (path, size) = (address(path.as_ptr()), size(into));
-    let arguments = [AT_FDCWD.into(), path, address(into.as_mut_ptr()), size];
-    // SAFETY: the path ends with a zero, and the kernel writes at most so many bytes.
-    unsafe { call(number::READLINKAT, arguments) }
+    let len = unsafe { system_call(number::GETCWD, arguments) };
+    usize::try_from(len).ok()?.checked_sub(1)
 }
 
 /// Makes a symbolic link. Returns true if it is new.
 pub fn make_link(text: &CStr, path: &CStr) -> bool {
     let (text, path) = (address(text.as_ptr()), address(path.as_ptr()));
     // SAFETY: both end with a zero.
-    unsafe { call(number::SYMLINKAT, [text, AT_FDCWD.into(), path, 0]) == 0 }
+    unsafe { system_call(number::SYMLINKAT, [text, AT_FDCWD.into(), path, 0, 0, 0]) == 0 }
 }
 
 /// Removes a symbolic link.
 pub fn remove_link(path: &CStr) {
     let path = address(path.as_ptr());
     // SAFETY: it ends with a zero.
-    unsafe { call(number::UNLINKAT, [AT_FDCWD.into(), path, 0, 0]) };
+    unsafe { system_call(number::UNLINKAT, [AT_FDCWD.into(), path, 0, 0, 0, 0]) };
 }
 
 /// Returns the time since the machine's start in nanoseconds.
 pub fn now_ns() -> u64 {
     let mut time = [0_i64; 2];
-    let arguments = [CLOCK_MONOTONIC, address(time.as_mut_ptr()), 0, 0];
+    let arguments = [CLOCK_MONOTONIC, address(time.as_mut_ptr()), 0, 0, 0, 0];
     // SAFETY: there is room for a timespec of the two supported machines.
-    unsafe { call(number::CLOCK_GETTIME, arguments) };
+    unsafe { system_call(number::CLOCK_GETTIME, arguments) };
     let [seconds, rest] = time.map(i64::cast_unsigned);
     seconds * 1_000_000_000 + rest
 }
 
 fn size(bytes: &[u8]) -> c_long {
     bytes.len().cast_signed() as c_long
-}
-
-fn address<T>(pointer: *const T) -> c_long {
-    pointer.expose_provenance().cast_signed() as c_long
-}
-
-/// # Safety
-/// As the call demands.
-unsafe fn call(number: c_long, arguments: [c_long; 4]) -> c_long {
-    let result: c_long;
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: the kernel's convention; by the contract above.
-    unsafe {
-        asm!(
-            "syscall",
-            inlateout("rax") number => result,
-            in("rdi") arguments[0], in("rsi") arguments[1], in("rdx") arguments[2], in("r10") arguments[3],
-            lateout("rcx") _, lateout("r11") _,
-            options(nostack),
-        );
-    }
-    #[cfg(target_arch = "aarch64")]
-    // SAFETY: the kernel's convention; by the contract above.
-    unsafe {
-        asm!(
-            "svc 0",
-            in("x8") number, inlateout("x0") arguments[0] => result,
-            in("x1") arguments[1], in("x2") arguments[2], in("x3") arguments[3],
-            options(nostack),
-        );
-    }
-    result
 }
