@@ -354,7 +354,9 @@ impl JobFiles {
     /// Has the watcher write a mark for the image, and reads the record up to the mark. If there is no mark, returns the
     /// reason; the record then has the reports of the job's programs, a gap and a mark of the supervisor's.
     fn mark(&self, state: &mut State, id: u64) -> Option<String> {
-        let reported = self.record_reports(state);
+        let earlier = state.newest.as_ref();
+        let since_ns = earlier.map_or(state.begun_ns, |it| it.set.frozen_ns);
+        let reported = self.record_reports(state.record.path(), since_ns);
         let reason = match request(state, id, Mark::Frozen) {
             Ok(()) => None,
             Err(_) if state.marker.is_none() && self.evidence.is_used() => {
@@ -374,15 +376,13 @@ impl JobFiles {
         }
     }
 
-    /// Adds the reports of the job's programs to the record.
-    fn record_reports(&self, state: &State) -> io::Result<()> {
-        let earlier = state.newest.as_ref();
-        let since_ns = earlier.map_or(state.begun_ns, |it| it.set.frozen_ns);
+    /// Adds the reports of the job's programs since a time to the record.
+    fn record_reports(&self, record: &Path, since_ns: i64) -> io::Result<()> {
         let lines = self.evidence.take(&self.ours, since_ns)?;
         if lines.is_empty() {
             return Ok(());
         }
-        append(state.record.path(), &lines)
+        append(record, &lines)
     }
 
     /// Plans the rollback to the set of an image; see [`Rollback::plan`].
@@ -394,10 +394,7 @@ impl JobFiles {
         let path = state.record.path().to_owned();
         let caught_up = marker::locked_record(&path)
             .and_then(|_lock| {
-                let reports = self.evidence.take(&self.ours, set.frozen_ns)?;
-                if !reports.is_empty() {
-                    append(&path, &reports)?;
-                }
+                self.record_reports(&path, set.frozen_ns)?;
                 state.record.catch_up()
             })
             .and_then(|()| state.record.end_cut());

@@ -213,9 +213,11 @@ impl RunContext {
         isolation: Isolation,
         environment: &mut Vec<(OsString, OsString)>,
     ) {
-        let is_watched = isolation == Isolation::Namespaces && self.files.can_be_watched();
         // Another user has no access to the store.
-        if is_watched || self.user.is_some() || self.config.files.watch == Watch::Off {
+        if self.user.is_some() || self.config.files.watch == Watch::Off {
+            return;
+        }
+        if isolation == Isolation::Namespaces && self.files.can_be_watched() {
             return;
         }
         let folder = self.store.path().join(COPIES);
