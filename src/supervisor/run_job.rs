@@ -68,7 +68,7 @@ pub enum What {
 /// job's own, 128+n when signal n killed it, or 75 when it was saved and stopped.
 ///
 /// # Errors
-/// When the run cannot begin or continue; nothing of the job runs then, and images are as they were.
+/// The run cannot begin or continue. Nothing of the job runs then, and the images are unchanged.
 pub fn run(options: RunOptions) -> Result<u8, RunError> {
     machine::use_one_heap();
     secret::close_process().map_err(system("close this process to others"))?;

@@ -49,7 +49,7 @@ pub enum ControlError {
 /// Asks the supervisor of `store` for a snapshot and waits until the image is durable.
 ///
 /// # Errors
-/// When no supervisor runs, or the snapshot failed; the job continues in every case.
+/// No supervisor runs, or the snapshot failed. The job continues in every case.
 pub fn request_snapshot(store: &Path) -> Result<ImageId, ControlError> {
     image(ask(store, &Request::Snapshot)?, "take a snapshot")
 }
@@ -57,7 +57,7 @@ pub fn request_snapshot(store: &Path) -> Result<ImageId, ControlError> {
 /// Asks the supervisor of `store` to pause the job: it is snapshotted, stopped, and holds no GPU any more.
 ///
 /// # Errors
-/// When no supervisor runs, or the snapshot failed; the job continues in every case.
+/// No supervisor runs, or the snapshot failed. The job continues in every case.
 pub fn request_pause(store: &Path) -> Result<ImageId, ControlError> {
     image(ask(store, &Request::Pause)?, "pause the job")
 }
@@ -66,7 +66,7 @@ pub fn request_pause(store: &Path) -> Result<ImageId, ControlError> {
 /// command line continues from that image.
 ///
 /// # Errors
-/// When no supervisor runs, or the snapshot failed; the job continues then.
+/// No supervisor runs, or the snapshot failed. The job continues then.
 pub fn request_stop(store: &Path) -> Result<ImageId, ControlError> {
     let (answer, mut rest) = ask_long(store, &Request::Stop)?;
     let id = image(answer, "stop the job")?;
@@ -84,7 +84,7 @@ pub fn request_stop(store: &Path) -> Result<ImageId, ControlError> {
 /// Asks the supervisor of `store` to continue a paused job.
 ///
 /// # Errors
-/// When no supervisor runs or the job is not paused; [`ControlError::NotYet`] while the GPUs have no room for it.
+/// No supervisor runs, or the job is not paused; [`ControlError::NotYet`] while the GPUs have no room for it.
 pub fn request_unpause(store: &Path) -> Result<(), ControlError> {
     let action = "unpause the job";
     match ask(store, &Request::Unpause)? {
@@ -98,7 +98,7 @@ pub fn request_unpause(store: &Path) -> Result<(), ControlError> {
 /// Asks the supervisor of `store` for the status of the run.
 ///
 /// # Errors
-/// When no supervisor runs, or it does not answer: stopped by the terminal, it cannot.
+/// No supervisor runs, or it does not answer: one that the terminal has stopped cannot.
 pub fn request_status(store: &Path) -> Result<Status, ControlError> {
     let action = "get the status";
     match ask_within(store, &Request::Status, Some(STATUS_LIMIT))?.0 {

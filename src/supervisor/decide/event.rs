@@ -73,7 +73,7 @@ impl fmt::Debug for StoreImages {
 pub(crate) enum Event {
     /// The supervisor begins with this step.
     Begin(Beginning),
-    /// One of the signals that the supervisor handles arrived.
+    /// A signal that the supervisor handles arrived.
     Signal(Signal),
     /// Ctrl-C was typed at the job's own terminal, which sends the job a SIGINT.
     Interrupted,
