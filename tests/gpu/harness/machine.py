@@ -85,6 +85,7 @@ def facts(tools):
         ("CPUs", f"{os.cpu_count()}, {memory_gib()} GiB"),
         ("CRIU", criu_version(tools.criu)),
         ("ckpt-run", said(tools.bin, "--version").removeprefix("ckpt-run ")),
+        ("user", "an ordinary user" if os.getuid() else "root"),
         *([("cuda.memory", tools.memory)] if tools.memory else []),
         ("Python", ", ".join([platform.python_version(), *versions])),
     ]
