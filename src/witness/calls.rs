@@ -120,7 +120,7 @@ impl Change {
 
     /// Determines the change by a call that replaces the end of the path by the name that it creates.
     fn temporary(path: Text) -> Self {
-        Self::part(Kind::Created, AT_FDCWD, path, false)
+        Self::part(Kind::OpenedNew, AT_FDCWD, path, false)
     }
 
     fn gone(path: Text) -> Self {
@@ -163,6 +163,10 @@ impl Change {
             };
             // SAFETY: by the contract above.
             unsafe { report(act, part.kind, part.folder, part.path) };
+            if is_success && part.kind == Kind::OpenedNew {
+                // SAFETY: the same.
+                unsafe { report(act, Kind::Born, part.folder, part.path) };
+            }
         }
     }
 }

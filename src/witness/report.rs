@@ -40,6 +40,9 @@ pub enum Kind {
     Moved = b'm',
     /// The path was removed, or renamed to another one.
     Gone = b'g',
+    /// Identity of a file that was created by opening it. Programs with system calls of their own (Rust's `rustix`) may
+    /// rename it without a report.
+    Born = b'i',
 }
 
 /// An action on a report.
@@ -97,11 +100,21 @@ pub unsafe fn report(act: Act, kind: Kind, base: c_int, path: *const c_char) -> 
         return false;
     }
     // SAFETY: by the contract above.
-    let path = unsafe { CStr::from_ptr(path) }.to_bytes();
+    let c_path = unsafe { CStr::from_ptr(path) };
+    let path = c_path.to_bytes();
     let mut text = Text::<TEXT_BYTES_MAX>::new();
     // The time replaces these digits below: the name of a report does not depend on it.
     text.add(&[kind as u8]);
     text.add(&[b'0'; DIGITS]);
+    if kind == Kind::Born {
+        let Some(identity) = sys::identity(base, c_path.as_ptr()) else {
+            return false;
+        };
+        for number in identity {
+            text.add(&hexadecimal(number));
+        }
+    }
+    let start = text.len;
     if !path.starts_with(b"/") && !text.add_folder(base) {
         return false;
     }
@@ -111,7 +124,7 @@ pub unsafe fn report(act: Act, kind: Kind, base: c_int, path: *const c_char) -> 
     };
     if NOT_FILES
         .iter()
-        .any(|place| bytes[1 + DIGITS..].starts_with(place))
+        .any(|place| bytes[start..].starts_with(place))
     {
         return false;
     }

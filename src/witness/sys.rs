@@ -14,6 +14,7 @@ mod number {
     pub const UNLINKAT: c_long = 263;
     pub const SYMLINKAT: c_long = 266;
     pub const FACCESSAT: c_long = 269;
+    pub const STATX: c_long = 332;
 }
 #[cfg(target_arch = "aarch64")]
 mod number {
@@ -23,6 +24,7 @@ mod number {
     pub const UNLINKAT: c_long = 35;
     pub const SYMLINKAT: c_long = 36;
     pub const FACCESSAT: c_long = 48;
+    pub const STATX: c_long = 291;
 }
 
 const ENOENT: c_long = 2;
@@ -50,6 +52,43 @@ pub fn exists(folder: c_int, path: *const c_char) -> Option<bool> {
         result if result == -ENOENT => Some(false),
         _ => None,
     }
+}
+
+/// The kernel's `struct statx` (`linux/stat.h`), as far as it is read.
+#[repr(C)]
+#[derive(Default)]
+struct Statx {
+    mask: u32,
+    _before_inode: [u32; 7],
+    inode: u64,
+    _before_birth: [u64; 5],
+    birth_seconds: i64,
+    birth_nanoseconds: u32,
+    _before_device: [u32; 11],
+    device_major: u32,
+    device_minor: u32,
+    _rest: [u64; 14],
+}
+const _: () = assert!(size_of::<Statx>() == 256);
+
+/// Returns what identifies the file at a path for ever: its device, its inode, and the time of its creation in nanoseconds;
+/// `None` if the file system does not know them.
+pub fn identity(folder: c_int, path: *const c_char) -> Option<[u64; 3]> {
+    const INODE_AND_BIRTH: u32 = 0x100 | 0x800;
+    let mut found = Statx::default();
+    let (mask, into) = (c_long::from(INODE_AND_BIRTH), address(&raw mut found));
+    let arguments = [folder.into(), address(path), 0, mask, into, 0];
+    // SAFETY: there is room for the result, and the kernel reports an address of the path that cannot be read.
+    let result = unsafe { system_call(number::STATX, arguments) };
+    if result != 0 || found.mask & INODE_AND_BIRTH != INODE_AND_BIRTH {
+        return None;
+    }
+    let device = u64::from(found.device_major) << 32 | u64::from(found.device_minor);
+    let seconds = found.birth_seconds.cast_unsigned();
+    let birth = seconds
+        .wrapping_mul(1_000_000_000)
+        .wrapping_add(found.birth_nanoseconds.into());
+    Some([device, found.inode, birth])
 }
 
 /// Writes the working folder's path and a zero. Returns the length without the zero; `None` also if it does not fit.

@@ -6,11 +6,16 @@
 //! A report shows that the job has changed a path, or was killed just before. A missing report proves nothing: some programs make none. Reports
 //! do not show what other programs change.
 
+use std::collections::{HashMap, HashSet};
+use std::ffi::OsStr;
 use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Component, Path, PathBuf};
+use std::time::UNIX_EPOCH;
+
+use nix::sys::stat::{major, minor};
 
 use super::super::file_set::{TICK_NS, changed_ns, is_in_memory};
 use super::super::folder_scan::everything_in;
@@ -21,8 +26,8 @@ pub const VARIABLE: &str = "_CKPT_RUN_WRITES";
 /// Names of the folder in the store, and of the folder with reports that are in the record.
 const FOLDER: &str = "writes";
 const TAKEN: &str = "writes.taken";
-/// Hexadecimal digits of the time in a report.
-const TIME_DIGITS: usize = 16;
+/// Hexadecimal digits of a number in a report.
+const DIGITS: usize = 16;
 
 /// The folder of reports.
 #[derive(Debug)]
@@ -86,12 +91,12 @@ impl Evidence {
         let texts = entries.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
         let mut reports: Vec<Report> = texts.filter_map(|text| Report::parse(&text)).collect();
         reports.sort_by_key(|report| report.time_ns);
+        reports.retain(|report| !ours.iter().any(|ours| report.path.starts_with(ours)));
         let mut lines = Vec::new();
         for report in &reports {
-            if !ours.iter().any(|ours| report.path.starts_with(ours)) {
-                report.add_to(&mut lines, since_ns);
-            }
+            report.add_to(&mut lines, since_ns);
         }
+        add_silent_renames(&reports, &mut lines);
         Ok(lines)
     }
 
@@ -118,24 +123,74 @@ fn remove(folder: &Path) -> io::Result<()> {
     }
 }
 
+/// Adds the new names of files that the job has created and renamed within their folder without a report. Rust programs
+/// often write a temporary file and rename it by a system call of their own (crate `tempfile`).
+fn add_silent_renames(reports: &[Report], lines: &mut Vec<Line>) {
+    let gone: HashSet<&Path> = reports
+        .iter()
+        .filter(|report| report.kind == b'g')
+        .map(|report| &*report.path)
+        .collect();
+    let mut missing: HashMap<&Path, HashSet<Identity>> = HashMap::new();
+    for report in reports {
+        if let (Some(born), Some(folder)) = (report.identity, report.path.parent())
+            && !gone.contains(&*report.path)
+            && identity(&report.path) != Some(born)
+        {
+            missing.entry(folder).or_default().insert(born);
+        }
+    }
+    for (folder, missing) in missing {
+        let entries = folder.read_dir().into_iter().flatten().flatten();
+        for path in entries.map(|entry| entry.path()) {
+            if identity(&path).is_some_and(|found| missing.contains(&found)) {
+                let change = JobChange::MovedTo;
+                lines.push(Line::Job { path, change });
+            }
+        }
+    }
+}
+
+/// Device (major number in the upper half), inode, and time of creation in nanoseconds. Unlike the inode alone, all three are
+/// never used again for another file.
+type Identity = [u64; 3];
+
+/// Returns the identity of a file, not of a link's target; `None` if the file system does not know it.
+fn identity(path: &Path) -> Option<Identity> {
+    let found = path.symlink_metadata().ok()?;
+    let device = major(found.dev()) << 32 | minor(found.dev());
+    let born = found.created().ok()?.duration_since(UNIX_EPOCH).ok()?;
+    Some([device, found.ino(), u64::try_from(born.as_nanos()).ok()?])
+}
+
 struct Report {
     kind: u8,
     /// Time of the first such change, of the machine's monotonic clock.
     time_ns: u64,
+    /// Identity of the created file in a report of kind `i`.
+    identity: Option<Identity>,
     path: PathBuf,
 }
 
 impl Report {
-    /// Parses a link's text: the kind, the time, the path.
+    /// Parses a link's text: the kind, the time, for `i` three numbers that identify the file, the path.
     fn parse(text: &Path) -> Option<Self> {
         let (kind, rest) = text.as_os_str().as_bytes().split_first()?;
-        let (time, path) = rest.split_at_checked(TIME_DIGITS)?;
-        let time_ns = u64::from_str_radix(str::from_utf8(time).ok()?, 16).ok()?;
-        let path = Path::new(std::ffi::OsStr::from_bytes(path));
+        let (time_ns, mut rest) = number(rest)?;
+        let mut identity = None;
+        if *kind == b'i' {
+            let mut numbers = Identity::default();
+            for one in &mut numbers {
+                (*one, rest) = number(rest)?;
+            }
+            identity = Some(numbers);
+        }
+        let path = Path::new(OsStr::from_bytes(rest));
         Some(Self {
             kind: *kind,
             time_ns,
-            path: resolved(path, matches!(kind, b'o' | b'w'))?,
+            identity,
+            path: resolved(path, matches!(kind, b'o' | b'w' | b'i'))?,
         })
     }
 
@@ -160,6 +215,13 @@ impl Report {
             _ => {}
         }
     }
+}
+
+/// Parses the first number of a report; returns it and what follows.
+fn number(text: &[u8]) -> Option<(u64, &[u8])> {
+    let (digits, rest) = text.split_at_checked(DIGITS)?;
+    let number = u64::from_str_radix(str::from_utf8(digits).ok()?, 16).ok()?;
+    Some((number, rest))
 }
 
 /// Returns true if a file that was open for writing may have changed. Writes through a mapping do not change the times of
@@ -236,6 +298,30 @@ mod tests {
         report(&evidence, "1", 'c', 1, &path("new"));
         evidence.clear().unwrap();
         assert!(evidence.take(&[], 0).unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_created_file_is_found_by_its_identity_after_a_silent_rename() {
+        let place = tempfile::tempdir().unwrap();
+        let top = place.path().canonicalize().unwrap();
+        let evidence = Evidence::of(&top);
+        evidence.begin().unwrap();
+        let path = |name: &str| top.join(name);
+        for (number, name) in ["kept", "temporary", "removed"].iter().enumerate() {
+            fs::write(path(name), "x").unwrap();
+            let [device, inode, born] = identity(&path(name)).unwrap();
+            let text = format!(
+                "i{number:016x}{device:016x}{inode:016x}{born:016x}{}",
+                path(name).display()
+            );
+            symlink(text, evidence.folder.join(name)).unwrap();
+        }
+        fs::rename(path("temporary"), path("final")).unwrap();
+        fs::remove_file(path("removed")).unwrap();
+        // The file of another program may get the number of the removed one.
+        fs::write(path("foreign"), "x").unwrap();
+        let expected = [job(&path("final"), JobChange::MovedTo)];
+        assert_eq!(evidence.take(&[], 0).unwrap(), expected);
     }
 
     #[test]
