@@ -77,7 +77,7 @@ impl HaltGroup {
             let mut spared = vec![driver.process(pid).restore_thread()?];
             if let Some(agent) = agent(process) {
                 let agent = job::thread_of(pid, agent);
-                spared.push(agent.ok_or(HaltError::Threads { pid })?);
+                spared.push(agent.ok_or_else(|| HaltError::without_thread(pid))?);
             }
             Ok(GroupMember {
                 host_pid: pid,
@@ -110,7 +110,7 @@ impl HaltGroup {
                 pid: facts.pid,
                 spared,
             });
-            Some(found.ok_or(HaltError::Threads { pid }))
+            Some(found.ok_or_else(|| HaltError::without_thread(pid)))
         };
         let processes: Result<_, HaltError> = facts.iter().filter_map(stander).collect();
         Ok(Self {

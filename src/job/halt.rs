@@ -59,12 +59,38 @@ pub enum HaltError {
         /// The thread, as the host sees it.
         thread: i32,
     },
-    /// The process has exited, or keeps starting threads.
-    #[error("cannot list the threads of process {pid}")]
+    /// The process has exited.
+    #[error("process {pid} has exited")]
+    Exited {
+        /// The process, as the host sees it.
+        pid: i32,
+    },
+    /// The process lives, but a thread that must continue was not found.
+    #[error("process {pid} lacks the thread of the CUDA driver or of ckpt-run's agent")]
+    Lacks {
+        /// The process, as the host sees it.
+        pid: i32,
+    },
+    /// The process keeps starting threads, or has too many.
+    #[error(
+        "process {pid} starts threads faster than they can be stopped, or has more than {THREADS_MAX}"
+    )]
     Threads {
         /// The process, as the host sees it.
         pid: i32,
     },
+}
+
+impl HaltError {
+    /// Returns the error about a thread of `pid` that was not found.
+    #[must_use]
+    pub fn without_thread(pid: i32) -> Self {
+        if tree::is_alive(pid) {
+            Self::Lacks { pid }
+        } else {
+            Self::Exited { pid }
+        }
+    }
 }
 
 /// A process whose threads are stopped. The threads continue when the value is dropped, which must happen on the thread
@@ -160,16 +186,17 @@ fn has_stopped(pid: i32) -> bool {
 }
 
 pub(super) fn threads_of(pid: i32) -> Result<Vec<i32>, HaltError> {
-    let failed = |_| HaltError::Threads { pid };
+    let failed = |_| HaltError::Exited { pid };
     let tasks = ProcessEntry::new(pid).and_then(|entry| entry.tasks());
     let threads: Vec<i32> = tasks
         .map_err(failed)?
         .filter_map(|task| Some(task.ok()?.tid))
         .collect();
-    if threads.is_empty() || threads.len() > THREADS_MAX {
-        return Err(HaltError::Threads { pid });
+    match threads.len() {
+        0 => Err(HaltError::Exited { pid }),
+        1..=THREADS_MAX => Ok(threads),
+        _ => Err(HaltError::Threads { pid }),
     }
-    Ok(threads)
 }
 
 impl Halted {

@@ -65,7 +65,9 @@ impl FailureKind {
         match error {
             job::HaltError::Trace { .. } => Self::Privilege,
             job::HaltError::Slow { .. } => Self::Busy,
-            job::HaltError::Threads { .. } => Self::Ended,
+            job::HaltError::Exited { .. }
+            | job::HaltError::Lacks { .. }
+            | job::HaltError::Threads { .. } => Self::Ended,
         }
     }
 

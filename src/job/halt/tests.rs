@@ -131,7 +131,7 @@ fn the_kill_of_a_halted_process_ends_the_halt() {
     let _ = job.child.wait();
     assert!(matches!(
         halt(job.pid(), &[]),
-        Err(HaltError::Threads { .. })
+        Err(HaltError::Exited { .. })
     ));
 }
 
