@@ -83,19 +83,39 @@ fn call(thread: c_int, number: u64, mut arguments: [u64; 3], pointed: Option<u64
         unsafe {
             ptrace(PTRACE_SETSIGMASK, thread, size, &raw const all);
             ptrace(PTRACE_SETREGS, thread, 0_u64, &raw const registers);
-            if ptrace(PTRACE_SINGLESTEP, thread, 0_u64, 0_u64) == 0 {
-                waitpid(thread, ptr::null_mut(), WALL);
-            }
         }
+        let was_stopped = step(thread);
         poke(thread, code, instructions);
         // SAFETY: as above.
         unsafe {
             ptrace(PTRACE_SETREGS, thread, 0_u64, &raw const saved);
             ptrace(PTRACE_SETSIGMASK, thread, size, &raw const mask);
+            if was_stopped {
+                // Reaches the thread's process, as CRIU's signal did.
+                kill(thread, SIGSTOP);
+            }
         }
     }
     if pointed.is_some() {
         poke(thread, place, before);
+    }
+}
+
+/// Lets a thread execute one instruction. Returns true if that has taken away a stop signal, which no mask blocks: CRIU
+/// sends it to a process that is to be restored as stopped.
+fn step(thread: c_int) -> bool {
+    let mut was_stopped = false;
+    loop {
+        let mut status = 0;
+        // SAFETY: the thread is stopped, and there is room for the status.
+        let has_moved = unsafe {
+            ptrace(PTRACE_SINGLESTEP, thread, 0_u64, 0_u64) == 0
+                && waitpid(thread, &raw mut status, WALL) == thread
+        };
+        if !has_moved || status != SIGSTOP << 8 | STOPPED {
+            return was_stopped;
+        }
+        was_stopped = true;
     }
 }
 
@@ -125,6 +145,9 @@ const PTRACE_GETREGS: c_int = 12;
 const PTRACE_SETREGS: c_int = 13;
 const PTRACE_GETSIGMASK: c_int = 0x420a;
 const PTRACE_SETSIGMASK: c_int = 0x420b;
+const SIGSTOP: c_int = 19;
+/// Low byte of the status of a stopped thread. The next byte is the signal.
+const STOPPED: c_int = 0x7f;
 /// `__WALL`: also threads.
 const WALL: c_int = 0x4000_0000;
 
@@ -146,4 +169,5 @@ const NATIVE_CODE: u64 = 0x33;
 unsafe extern "C" {
     fn ptrace(request: c_int, ...) -> c_long;
     fn waitpid(pid: c_int, status: *mut c_int, options: c_int) -> c_int;
+    fn kill(pid: c_int, signal: c_int) -> c_int;
 }

@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn a_created_file_is_found_by_its_identity_after_a_silent_rename() {
+    fn a_created_file_is_found_after_an_unreported_rename() {
         let place = tempfile::tempdir().unwrap();
         let top = place.path().canonicalize().unwrap();
         let evidence = Evidence::of(&top);

@@ -1,13 +1,20 @@
+#![allow(
+    unsafe_code,
+    reason = "the policy of this thread, which no library has"
+)]
 //! Memory policy of a thread: the NUMA nodes from which the kernel allocates its memory.
 
 use std::fs::File;
 use std::io::Read;
 
+use nix::libc;
 use serde::{Deserialize, Serialize};
 
 /// Bytes read from `numa_maps`. The kernel checks every page of each mapping that it reports, and reports only as many
 /// mappings as the reader requests.
 const FIRST_LINE_BYTES: u64 = 64;
+/// Words for the nodes of this thread's policy: kernels know up to 1024 nodes.
+const OWN_WORDS: usize = 16;
 /// Names and numbers of the modes (Linux, `policy_modes`). A name precedes its own prefixes.
 const MODES: [(&str, u32); 7] = [
     ("default", 0),
@@ -68,6 +75,25 @@ impl MemoryPolicy {
         }
         Some(Self { mode, nodes: set })
     }
+}
+
+/// Returns the policy of this thread.
+pub(super) fn own_memory_policy() -> Option<MemoryPolicy> {
+    let (mut mode, mut nodes) = (0_u32, [0_u64; OWN_WORDS]);
+    let bits = u64::BITS as usize * OWN_WORDS;
+    // SAFETY: there is room for the mode and for so many bits; the address is not used.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_get_mempolicy,
+            &raw mut mode,
+            nodes.as_mut_ptr(),
+            bits,
+            0,
+            0,
+        )
+    };
+    let [nodes, rest @ ..] = nodes;
+    (result == 0 && rest == [0; OWN_WORDS - 1]).then_some(MemoryPolicy { mode, nodes })
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use nix::libc;
 use serde::{Deserialize, Serialize};
 
 use super::cpus::Cpus;
-use super::memory_policy::MemoryPolicy;
+use super::memory_policy::{MemoryPolicy, own_memory_policy};
 use crate::job::halt::{number_inside, thread_of, threads_of};
 use crate::job::tree::Process;
 
@@ -71,7 +71,9 @@ impl Found {
 /// Records the attributes of the threads of `processes` (frozen) that differ from ckpt-run's own.
 #[must_use]
 pub fn record_attributes(processes: &[Process]) -> Vec<ThreadAttributes> {
-    let own = Found::of(nix::unistd::getpid().as_raw());
+    let mut own = Found::of(nix::unistd::getpid().as_raw());
+    // The files in `/proc` of a process without core dumps belong to root.
+    (own.personality, own.memory_policy) = (own_personality(), own_memory_policy());
     let mut recorded = Vec::new();
     for process in processes {
         // Attributes of a zombie are irrelevant.
@@ -177,6 +179,12 @@ impl ThreadAttributes {
             )),
         }
     }
+}
+
+fn own_personality() -> Option<u32> {
+    const ONLY_ASK: libc::c_ulong = 0xffff_ffff;
+    // SAFETY: takes a number only, which changes nothing.
+    u32::try_from(unsafe { libc::personality(ONLY_ASK) }).ok()
 }
 
 fn personality(thread: i32) -> Option<u32> {

@@ -1,7 +1,10 @@
 //! Attributes of threads besides memory and files.
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
 use super::survival::survives;
-use crate::harness::{apply, as_root};
+use crate::harness::{ON_REQUEST, Place, apply, as_root, as_user, state, wait_until};
 
 #[apply(as_root)]
 fn attributes_of_each_thread_survive() {
@@ -41,5 +44,55 @@ for i in steps():
     note(look(), seen.get(), open("/proc/self/coredump_filter").read())
 asked.put(0); thread.join()
 "#,
+    );
+}
+
+/// Stops itself, as a job with GPU memory is stopped at each snapshot, and then shows attributes that only a thread itself
+/// can set.
+const STOPS: &str = r#"
+import ctypes, os, signal
+libc = ctypes.CDLL(None)
+libc.personality(PERSONALITY)
+print("ready", flush=True)
+os.kill(os.getpid(), signal.SIGSTOP)
+print("personality", libc.personality(0xffffffff), flush=True)
+"#;
+
+#[apply(as_root)]
+fn a_stopped_job_with_attributes_comes_back_stopped() {
+    comes_back_stopped(ADDR_NO_RANDOMIZE);
+}
+
+#[apply(as_user)]
+fn a_stopped_job_of_an_ordinary_user_comes_back_stopped() {
+    comes_back_stopped(0);
+}
+
+#[apply(as_user)]
+fn a_users_stopped_job_with_attributes_comes_back_stopped() {
+    comes_back_stopped(ADDR_NO_RANDOMIZE);
+}
+
+const ADDR_NO_RANDOMIZE: u32 = 0x40000;
+
+fn comes_back_stopped(personality: u32) {
+    let place = Place::new();
+    let script = STOPS.replace("PERSONALITY", &personality.to_string());
+    let mut run = place.start_python(&ON_REQUEST, &script);
+    place.wait_for("out", "ready");
+    let is_stopped = |pid| state(pid) == Some('T');
+    wait_until("the job to stop", || is_stopped(run.job()));
+    place.snapshot();
+    run.crash();
+    place.wait_for("err", "ckpt-run: restored image=000001");
+    wait_until("the restored job to be stopped", || is_stopped(run.job()));
+    kill(Pid::from_raw(run.job()), Signal::SIGCONT).unwrap();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    let expected = format!("ready\npersonality {personality}\n");
+    assert_eq!(place.text("out"), expected, "{}", place.text("err"));
+    assert!(
+        !place.text("err").contains("differs from the snapshot"),
+        "{}",
+        place.text("err")
     );
 }
