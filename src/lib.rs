@@ -85,6 +85,9 @@ mod path_text;
 /// Files shared with the CRIU plugin, a library of its own whose root is `src/plugin/lib.rs`.
 mod plugin {
     #[cfg(test)]
+    #[allow(dead_code, reason = "the plugin uses the rest")]
+    mod filters;
+    #[cfg(test)]
     pub(crate) mod guard;
     #[cfg(test)]
     pub(crate) mod hooks;

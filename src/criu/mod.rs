@@ -27,7 +27,8 @@ pub use criu_version::Version;
 pub use find::{CheckError, Criu, FindError, Search};
 pub use log::{Reason, reason_in, reports_passing, reports_shortage};
 pub use plugin::{
-    PluginVariable, install_plugin, plugin_calls, plugin_interposes, plugin_restores, plugin_takes,
+    PluginVariable, install_plugin, plugin_calls, plugin_interposes, plugin_leaves_filters,
+    plugin_restores, plugin_takes,
 };
 pub use question::{Question, asks_at_dump, asks_when_restored, plugin_follows_no_links};
 pub use serve::{Serve, ServeError};

@@ -48,6 +48,12 @@ pub fn plugin_takes(majors: &[u32]) -> PluginVariable {
     (name(variables::MAJORS), list.join(" ").into())
 }
 
+/// Returns the variable for a CRIU that may not suspend filters, in a sandbox that has installed so many for the job.
+#[must_use]
+pub fn plugin_leaves_filters(of_sandbox: u32) -> PluginVariable {
+    (name(variables::FILTERS), of_sandbox.to_string().into())
+}
+
 /// Returns the variable that makes restored threads make system calls before they run, if there are any. A value that
 /// is `None` is not set.
 #[must_use]

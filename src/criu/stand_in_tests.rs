@@ -4,7 +4,10 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
 use std::process::Command;
+
+use tempfile::TempDir;
 
 use super::plugin::{NAME, install_plugin};
 
@@ -76,13 +79,105 @@ assert put("") == "EACCES"
 print("all answers are right")
 "#;
 
-#[test]
-fn an_unprivileged_criu_gets_the_same_file_or_an_error() {
+/// Children have filters, and their parent asks for them as CRIU does. The parent may have an outer filter itself, as in a
+/// container.
+const FILTERED: &str = r#"
+import ctypes, os, signal, sys, threading
+libc = ctypes.CDLL(None, use_errno=True)
+NO_NEW_PRIVILEGES, THREADS = 38, 1
+allow = ctypes.create_string_buffer(b"\x06\0\0\0\0\0\xff\x7f")
+class Program(ctypes.Structure): _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_void_p)]
+program = Program(1, ctypes.addressof(allow))
+def install(flags=0):
+    libc.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+    assert libc.syscall(317, 1, flags, ctypes.byref(program), 0, 0, 0) == 0
+outer, of_sandbox = int(sys.argv[2]), int(sys.argv[3])
+for _ in range(outer): install()
+class Descriptor(ctypes.Structure):
+    _fields_ = [("name", ctypes.c_char_p), ("init", ctypes.c_void_p), ("exit", ctypes.c_void_p),
+                ("version", ctypes.c_uint), ("max", ctypes.c_uint), ("hooks", ctypes.c_void_p * 12)]
+hook = Descriptor.in_dll(ctypes.CDLL(sys.argv[1]), "CR_PLUGIN_DESC").hooks[11]
+frozen = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)(hook)
+def child(prepare):
+    r, w = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        for _ in range(of_sandbox): install()
+        threads = prepare() or []
+        os.write(w, b" ".join(b"%d" % thread for thread in [os.getpid(), *threads]))
+        libc.syscall(34, 0, 0, 0, 0, 0, 0)
+    ids = [int(number) for number in os.read(r, 100).split()]
+    return pid, ids
+def thread(then):
+    told, tell = os.pipe()
+    def run():
+        then()
+        os.write(tell, b"x")
+        signal.pause()
+    begun = threading.Thread(target=run, daemon=True); begun.start(); os.read(told, 1)
+    return [begun.native_id]
+def mode(pid):
+    folder = os.open(f"/proc/{pid}", os.O_PATH)
+    told = os.fdopen(os.open("status", os.O_RDONLY, dir_fd=folder)).read().splitlines()
+    os.close(folder)
+    true = open(f"/proc/{pid}/status").read().splitlines()
+    differ = [one for one, other in zip(told, true, strict=True) if one != other and "ctxt" not in one]
+    assert all(line.startswith("Seccomp:") for line in differ), differ
+    return [line[-1] for line in told if line.startswith("Seccomp:")][0]
+def answers(prepare):
+    pid, threads = child(prepare)
+    modes = [mode(thread) for thread in threads]
+    may_go_on = frozen(pid) == -95
+    os.kill(pid, 9); os.waitpid(pid, 0)
+    return *modes, may_go_on
+for prepare in (lambda: None, lambda: thread(lambda: None), install, lambda: thread(install),
+                lambda: thread(lambda: install(THREADS))):
+    print(*answers(prepare))
+"#;
+
+/// Creates a folder with the plugin, which all users may read.
+fn plugin() -> (TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     install_plugin(folder.path()).unwrap();
     let plugin = folder.path().join(NAME);
     fs::set_permissions(&plugin, fs::Permissions::from_mode(0o644)).unwrap();
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    (folder, plugin)
+}
+
+#[test]
+fn only_inherited_filters_are_left_out() {
+    const NO_OTHERS: &str = "0 True\n0 0 True\n2 False\n0 2 False\n2 2 False\n";
+    const TRUE: &str = "2 True\n2 2 True\n2 True\n2 2 True\n2 2 True\n";
+    const TRUE_AND_REFUSED: &str = "2 False\n2 2 False\n2 False\n2 2 False\n2 2 False\n";
+    let (_folder, plugin) = plugin();
+    for (outer, of_sandbox, variable, expected) in [
+        ("0", "1", Some("1"), NO_OTHERS),
+        ("0", "0", Some("0"), NO_OTHERS),
+        ("1", "0", Some("0"), NO_OTHERS),
+        ("2", "1", Some("1"), NO_OTHERS),
+        ("0", "1", None, TRUE),
+        ("0", "1", Some("0"), TRUE_AND_REFUSED),
+        ("0", "1", Some("x"), TRUE_AND_REFUSED),
+    ] {
+        let mut command = Command::new("python3");
+        command
+            .args(["-c", FILTERED])
+            .arg(&plugin)
+            .args([outer, of_sandbox])
+            .env("LD_PRELOAD", &plugin)
+            .envs(variable.map(|value| ("CKPT_RUN_PLUGIN_FILTERS", value)));
+        let output = command.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{said}");
+        let told = String::from_utf8_lossy(&output.stdout);
+        assert_eq!(told, expected, "{outer} {of_sandbox} {variable:?}");
+    }
+}
+
+#[test]
+fn an_unprivileged_criu_gets_the_same_file_or_an_error() {
+    let (folder, plugin) = plugin();
     let mut command = Command::new("unshare");
     command
         .args(["--user", "--map-current-user", "--pid", "--fork"])

@@ -4,12 +4,10 @@
 //! a snapshot succeeds and only the restore fails, so they are checked before any work can be lost. This module does
 //! not know how the results are shown.
 
-use procfs::process::{Process, Status};
+use procfs::process::Process;
 
+use super::seccomp::rejected_calls;
 use crate::config::Isolation;
-
-/// Value of `Seccomp:` in `/proc/PID/status` for a process with a filter.
-const SECCOMP_FILTERED: u32 = 2;
 
 /// A capability: its number in linux/capability.h and its name.
 type Capability = (u8, &'static str);
@@ -34,13 +32,6 @@ pub(crate) fn missing(effective: u64) -> Vec<&'static str> {
     absent.map(|(_, name)| *name).collect()
 }
 
-/// Returns true if the process is under a seccomp filter. The kernel does not let such a process suspend the filters of
-/// other processes (`PTRACE_O_SUSPEND_SECCOMP`), and each process that it starts has at least the same filter: it
-/// cannot dump any process.
-pub(crate) fn is_filtered(status: &Status) -> bool {
-    status.seccomp == Some(SECCOMP_FILTERED)
-}
-
 /// Warns at the start of a run about every missing privilege that will make its snapshots or restores fail. A job in a user
 /// namespace needs none; "auto" chooses one where `CAP_SYS_ADMIN` is missing.
 pub(crate) fn warn_of_missing(isolation: Isolation) {
@@ -59,9 +50,11 @@ pub(crate) fn warn_of_missing(isolation: Isolation) {
             missing.join(", ")
         );
     }
-    if is_filtered(&status) {
+    let rejected = rejected_calls(&status);
+    if !rejected.is_empty() {
         tracing::warn!(
-            "snapshots will fail under this seccomp filter: in a container set seccomp=unconfined"
+            "snapshots will fail under this seccomp filter, which rejects {}: in a container set seccomp=unconfined",
+            rejected.join(" and ")
         );
     }
 }

@@ -1,4 +1,4 @@
-//! The checks of the kernel, namespaces, privileges, seccomp and pipes.
+//! The checks of the kernel, namespaces, privileges and pipes.
 
 use std::fs;
 use std::io;
@@ -10,11 +10,12 @@ use bytesize::ByteSize;
 use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
-use procfs::process::{Process, Status as ProcessStatus};
+use procfs::process::Process;
 
 use super::checks::Check;
+use super::seccomp;
 use super::user_sandbox::UserSandbox;
-use crate::doctor::capabilities::{is_filtered, missing};
+use crate::doctor::capabilities::missing;
 use crate::job::PacketLock;
 use crate::sandbox::is_in_user_namespace;
 
@@ -44,7 +45,7 @@ pub(super) fn checks() -> (Vec<Check>, Option<UserSandbox>) {
             let scope = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope");
             let scope = scope.unwrap_or_default();
             checks.push(privileges(status.capeff, scope.trim(), unprivileged));
-            checks.push(seccomp(&status));
+            checks.push(seccomp::check(&status));
         }
         Err(error) => {
             let detail = format!("cannot read /proc/self/status: {error}");
@@ -206,25 +207,6 @@ fn privileges(effective: u64, ptrace_scope: &str, unprivileged: bool) -> Check {
         return Check::problem(NAME, format!("missing {list}"), remedy);
     }
     Check::ok(NAME, "all needed capabilities")
-}
-
-fn seccomp(status: &ProcessStatus) -> Check {
-    const NAME: &str = "seccomp";
-    if status.seccomp.is_none() {
-        return Check::note(
-            NAME,
-            "the kernel has no seccomp: io_uring cannot be hidden, and jobs that use it cannot be snapshotted",
-            "use a kernel built with CONFIG_SECCOMP_FILTER",
-        );
-    }
-    if is_filtered(status) {
-        return Check::problem(
-            NAME,
-            "this process runs under a seccomp filter: nothing can be snapshotted",
-            "in a container set seccomp=unconfined (Kubernetes: seccompProfile of type Unconfined)",
-        );
-    }
-    Check::ok(NAME, "available, no filter on this process")
 }
 
 fn pipes(text: &io::Result<String>) -> Check {

@@ -7,6 +7,7 @@ pub(crate) mod checks;
 pub(crate) mod config_check;
 mod gpu_checks;
 mod host_checks;
+mod seccomp;
 pub(crate) mod space_checks;
 mod user_sandbox;
 

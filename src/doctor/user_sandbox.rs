@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::criu::Criu;
-use crate::sandbox::{Ended, Isolation, Sandbox, SandboxError, ToolCommand};
+use crate::sandbox::{Ended, IoUring, Isolation, Sandbox, SandboxError, ToolCommand};
 
 /// Limit on `criu check`, which takes well under a second.
 const CHECK_LIMIT: Duration = Duration::from_secs(20);
@@ -41,6 +41,7 @@ impl UserSandbox {
             environment: Vec::new(),
             first_descriptor: STDERR,
             restores: None,
+            io_uring: IoUring::Allow,
         };
         let run = self.0.run_tool(tool, &[said.as_raw_fd()]);
         let ended = run.and_then(|run| run.wait(CHECK_LIMIT));

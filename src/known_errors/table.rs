@@ -26,7 +26,7 @@ const fn cuda(
 }
 
 const IO_URING: &str = "the job uses io_uring, which CRIU cannot dump";
-const HIDE_IO_URING: &str = "start it with sandbox.io_uring = \"hide\", the default, as root; without root, turn io_uring off in the program (UV_USE_IO_URING=0 for libuv)";
+const HIDE_IO_URING: &str = "start it with sandbox.io_uring = \"hide\", the default";
 const PUT_BACK: &str = "put the file back as it was at the snapshot, or restore an older image";
 const PID_TAKEN: &str = "a process id of the job is in use";
 const OWN_PIDS: &str = "run with isolation = \"namespaces\"";
@@ -295,8 +295,13 @@ pub static CAUSES: &[Cause] = &[
     ),
     criu(
         &["suspending seccomp failed"],
-        "ckpt-run runs under a seccomp filter or in a user namespace, and may not lift the job's own filters",
-        "in a container set seccomp=unconfined (Kubernetes: seccompProfile of type Unconfined); do not use a rootless container",
+        "the job has set a seccomp filter, which CRIU cannot save without root or under a container's filter",
+        "run as root, in a container with seccomp=unconfined (Kubernetes: seccompProfile of type Unconfined)",
+    ),
+    criu(
+        &["Can't splice pages to pipe (-1/"],
+        "a seccomp filter, as of a container, rejects a call by which CRIU reads memory (vmsplice)",
+        "in a container set seccomp=unconfined (Kubernetes: seccompProfile of type Unconfined)",
     ),
     // SO_PASSCRED, which internet sockets no longer have since Linux 6.16.
     criu(

@@ -233,6 +233,10 @@ const LINES: &[(&str, &str)] = &[
         "seccomp filter",
     ),
     (
+        "pie: 301: Error (criu/pie/parasite.c:160): Can't splice pages to pipe (-1/2/0)",
+        "vmsplice",
+    ),
+    (
         "Error (criu/sockets.c:628): sockets: Can't get 1:16 opt: Operation not supported",
         "too old",
     ),
@@ -367,11 +371,15 @@ fn criu_has_the_texts_that_it_is_known_by() {
         "Operation not permitted",
     ];
     // Texts with the numbers that CRIU fills in; the program contains the format strings.
-    const FILLED_IN: [(&str, &str); 5] = [
+    const FILLED_IN: [(&str, &str); 6] = [
         ("mapping with 0xfffffffffffffff4", "mapping with %lx"),
         ("Can't get 1:16 opt", "Can't get %d:%d opt"),
         ("send_fds failed (-22)", "send_fds failed (%d)"),
         ("chr 10:229", "of that type"),
+        (
+            "Can't splice pages to pipe (-1/",
+            "Can't splice pages to pipe (%d/",
+        ),
         ("state D", "state %c"),
     ];
     let here = Path::new(env!("CARGO_MANIFEST_DIR")).join(".criu/usr/sbin/criu");

@@ -2,8 +2,8 @@
 //! The functions that CRIU calls, and the descriptor by which it finds them (`CR_PLUGIN_DESC`).
 //!
 //! ```text
-//! dump     CHECKPOINT_DEVICES                 all tasks are frozen: waits once for the supervisor's answer; makes
-//!                                             interrupted waits continue
+//! dump     CHECKPOINT_DEVICES                 all tasks are frozen: waits once for the supervisor's answer; checks
+//!                                             seccomp filters (`filters`); makes interrupted waits continue
 //!          HANDLE_DEVICE_VMA, DUMP_EXT_FILE   a listed device?  0 (nothing to save) : -ENOTSUP (CRIU refuses)
 //! restore  RESTORE_EXT_FILE                   → /dev/null
 //!          UPDATE_VMA_MAP                     → /dev/zero
@@ -22,6 +22,7 @@ use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
+use super::filters::are_inherited;
 use super::guard;
 use super::inode::Inode;
 use super::interrupted::let_waits_go_on;
@@ -152,6 +153,9 @@ unsafe extern "C" fn update_mapping(
 extern "C" fn checkpoint(pid: c_int) -> c_int {
     static ASKED: AtomicBool = AtomicBool::new(false);
     if !ASKED.swap(true, Ordering::Relaxed) && ask(FROZEN) == Some(false) {
+        return ABORT;
+    }
+    if !are_inherited(pid) {
         return ABORT;
     }
     let_waits_go_on(pid);

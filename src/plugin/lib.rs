@@ -20,6 +20,7 @@
 #![no_std]
 #![allow(unsafe_code, reason = "called by CRIU through C")]
 
+mod filters;
 mod frozen_files;
 mod guard;
 mod hooks;

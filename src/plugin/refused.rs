@@ -3,7 +3,7 @@
 //! refuses to such a CRIU, and pass all other calls on unchanged.
 //!
 //! ```text
-//! openat          EPERM: `stand_in`   EACCES: `settings`
+//! openat          EPERM: `stand_in`   EACCES: `settings`   a thread's status: `filters`
 //! stat, fstatat   EPERM: `stand_in`
 //! write           `settings`
 //! ```
@@ -14,7 +14,7 @@ use core::slice;
 use super::interposed::as_library;
 use super::kernel::{EACCES, EPERM, openat_with, write_some};
 use super::system_call::{AT_FDCWD, address, system_call};
-use super::{settings, stand_in};
+use super::{filters, settings, stand_in};
 
 #[cfg(target_arch = "x86_64")]
 const NEWFSTATAT: c_long = 262;
@@ -36,6 +36,9 @@ pub unsafe extern "C" fn openat64(
 ) -> c_int {
     // SAFETY: by the contract above.
     let path = unsafe { CStr::from_ptr(path) };
+    if let Some(answer) = filters::answer(folder, path, flags) {
+        return answer;
+    }
     let opened = openat_with(folder, path, flags, mode);
     let answer = match opened {
         Err(EPERM) => stand_in::answer(folder, path, flags),

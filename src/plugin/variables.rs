@@ -21,6 +21,8 @@ pub const DUMPED: &CStr = c"CKPT_RUN_PLUGIN_DUMPED";
 pub const RESTORED: &CStr = c"CKPT_RUN_PLUGIN_RESTORED";
 /// The supervisor's answer that permits CRIU to continue.
 pub const GO_ON: u8 = b'r';
+/// Number of seccomp filters that the sandbox has installed for the job, in decimal. Set if CRIU may not suspend filters.
+pub const FILTERS: &CStr = c"CKPT_RUN_PLUGIN_FILTERS";
 /// System calls that restored threads make before they run; `remote_calls.rs` has the format.
 pub const CALLS: &CStr = c"CKPT_RUN_PLUGIN_CALLS";
 /// Mount points, separated by newlines, on which symbolic links are disabled during a restore.

@@ -83,6 +83,7 @@ pub(super) fn run_criu(
         environment,
         first_descriptor: FIRST_DESCRIPTOR,
         restores: Some(facts.pids),
+        io_uring: facts.io_uring,
     };
     let (stop, stopped) = UnixStream::pair().map_err(RestoreError::Prepare)?;
     let stopped = &stopped;

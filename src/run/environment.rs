@@ -57,16 +57,6 @@ pub(crate) const PEER_NCCL: [(&str, &str); 2] =
 pub(crate) const HWLOC_WITHOUT_GPUS: Setting =
     ("HWLOC_COMPONENTS", "-opencl,-nvml,-cuda,-rsmi,-levelzero");
 
-/// Setting with which libuv (Node.js, the store of `torchrun`) does not use `io_uring`, which CRIU cannot dump.
-const LIBUV_WITHOUT_IO_URING: Setting = ("UV_USE_IO_URING", "0");
-
-/// Returns the setting for libuv, unless the caller has set it.
-pub(crate) fn for_libuv(ours: impl Fn(&str) -> Option<OsString>) -> Option<Setting> {
-    ours(LIBUV_WITHOUT_IO_URING.0)
-        .is_none()
-        .then_some(LIBUV_WITHOUT_IO_URING)
-}
-
 /// Option with which the address sanitizer accepts libraries before its own. Later options of the list take precedence.
 const SANITIZER: Setting = ("ASAN_OPTIONS", "verify_asan_link_order=0");
 

@@ -13,7 +13,7 @@ use crate::clock;
 use crate::files::Kept;
 use crate::job::{Node, OpenFile, ProcessAccount, Sockets, ThreadAttributes, Timer};
 use crate::path_text::{self, CommandLine};
-use crate::sandbox::{Isolation, JobPids};
+use crate::sandbox::{IoUring, Isolation, JobPids};
 use crate::store::ImageId;
 
 /// Stream with the list of the files that the job writes.
@@ -102,6 +102,10 @@ pub struct ImageFacts {
     /// The user whose namespace the job had; `None` if it had none of its own.
     #[serde(default)]
     pub namespace_of: Option<u32>,
+    /// `Hide` if the restored job must inherit the filter that hides `io_uring`; `Allow` if CRIU restores the job's
+    /// filters, or if there are none.
+    #[serde(default = "not_inherited")]
+    pub io_uring: IoUring,
     /// The CUDA part, if there is one.
     pub cuda: Option<CudaFacts>,
     /// Token that names the job's agents; `None` in images made before there were agents.
@@ -132,6 +136,11 @@ pub struct ImageFacts {
     /// Thread attributes that a restore sets again.
     #[serde(default)]
     pub attributes: Vec<ThreadAttributes>,
+}
+
+/// Returns the value for images made before there was another.
+fn not_inherited() -> IoUring {
+    IoUring::Allow
 }
 
 impl ImageFacts {

@@ -22,7 +22,7 @@ use crate::config::{self, Config, Memory, Watch};
 use crate::criu::{self, Criu};
 use crate::cuda;
 use crate::files::{self, Choice, JobFiles, LOG_DESCRIPTOR, OnLost, WATCHER_ARGUMENT};
-use crate::sandbox::{Isolation, JobUser, Sandbox, ToolCommand};
+use crate::sandbox::{IoUring, Isolation, JobUser, Sandbox, ToolCommand};
 use crate::store::fs::durable::{self, DurableError};
 use crate::store::{ImageId, Store, StoreLock};
 
@@ -201,6 +201,7 @@ impl RunContext {
             environment: Vec::new(),
             first_descriptor: LOG_DESCRIPTOR,
             restores: None,
+            io_uring: IoUring::Allow,
         };
         let numbers = descriptors.each_ref().map(AsRawFd::as_raw_fd);
         sandbox.watch(watcher, files::obituary(), &numbers)?;

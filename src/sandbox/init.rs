@@ -22,6 +22,7 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{Pid, setsid};
 
+use super::io_uring::IoUring;
 use super::protocol::{Ended, Event, JobPids, Request, ToolCommand, receive, send};
 use super::spawn::{CONTROL_DESCRIPTOR, raise_to_hard_limit};
 use super::user_namespace::{map_user, user_of};
@@ -379,6 +380,7 @@ fn start_tool(tool: &ToolCommand, stdin: Stdio, descriptors: &[OwnedFd]) -> io::
     let first = tool.first_descriptor;
     let inherited: Vec<RawFd> = descriptors.iter().map(AsRawFd::as_raw_fd).collect();
     place_descriptors(&mut command, first, inherited);
+    hide_io_uring(&mut command, tool.io_uring);
     command.spawn()
 }
 
@@ -429,6 +431,12 @@ fn place_descriptors(command: &mut Command, first: RawFd, inherited: Vec<RawFd>)
     };
     // SAFETY: the closure makes only system calls.
     unsafe { command.pre_exec(place) };
+}
+
+#[allow(unsafe_code, reason = "a filter is installed between fork and exec")]
+fn hide_io_uring(command: &mut Command, io_uring: IoUring) {
+    // SAFETY: the closure makes only a system call.
+    unsafe { command.pre_exec(move || io_uring.apply()) };
 }
 
 /// Range of a job's first pid, which is random.

@@ -6,19 +6,24 @@
 //! (libuv, and with it `torchrun`'s store) also work without it.
 //!
 //! A seccomp filter makes `io_uring_setup` fail as on a kernel without it; `io_uring_enter` and `io_uring_register`
-//! need its result. CRIU dumps and restores filters.
+//! need its result. CRIU dumps and restores filters, or leaves this one out and the restored job inherits it from CRIU
+//! (`filters`).
 //!
 //! The kernel (5.11) determines the system calls that such a filter always allows, and does not run it for them. The
 //! filter is installed with `CAP_SYS_ADMIN`. "No new privileges" would be sufficient too, but would break `sudo` in the
-//! job, so it is never set. Without the capability the job can use `io_uring`.
+//! job, so it is never set. Without the capability the job can use `io_uring`. The sandbox of an ordinary user has it in its
+//! user namespace.
 
+use std::io;
 use std::mem::offset_of;
 
+use nix::errno::Errno;
 use nix::libc::{self, sock_filter};
 use serde::{Deserialize, Serialize};
 
 /// Availability of `io_uring` in the job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum IoUring {
     /// The job cannot use `io_uring`, if ckpt-run has the privilege to hide it.
     Hide,
@@ -29,24 +34,25 @@ pub enum IoUring {
 impl IoUring {
     /// Applies the choice to this thread and its descendants.
     ///
-    /// The function may be called between fork and exec: it makes one system call and does not allocate. If the filter
-    /// is refused, for lack of the privilege or of seccomp, the job runs without it. A snapshot that fails because of
-    /// `io_uring` reports it.
-    pub(super) fn apply(self) {
+    /// The function may be called between fork and exec: it makes one system call and does not allocate.
+    ///
+    /// # Errors
+    /// The kernel has no seccomp, or the privilege is missing.
+    pub(super) fn apply(self) -> io::Result<()> {
         match self {
-            Self::Allow => {}
+            Self::Allow => Ok(()),
             Self::Hide => install(),
         }
     }
 }
 
-fn install() {
+fn install() -> io::Result<()> {
     let program = libc::sock_fprog {
         len: LENGTH,
         filter: FILTER.as_ptr().cast_mut(),
     };
     // SAFETY: the kernel copies the filter and does not write to it.
-    unsafe {
+    let result = unsafe {
         libc::syscall(
             libc::SYS_seccomp,
             libc::SECCOMP_SET_MODE_FILTER,
@@ -55,6 +61,7 @@ fn install() {
             &raw const program,
         )
     };
+    Ok(Errno::result(result).map(drop)?)
 }
 
 /// Number of `io_uring_setup`, the same on every architecture and in 32-bit programs.

@@ -20,6 +20,7 @@
 
 mod callers_signals;
 mod descendants;
+mod filters;
 mod forbidden;
 #[cfg(any(fuzzing, test))]
 pub(crate) mod fuzz_sandbox;

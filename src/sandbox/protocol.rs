@@ -60,6 +60,8 @@ pub struct ToolCommand {
     pub first_descriptor: RawFd,
     /// The job that the tool restores. If the tool succeeds, it is the sandbox's job.
     pub restores: Option<JobPids>,
+    /// Availability of `io_uring` in the tool and its descendants.
+    pub io_uring: IoUring,
 }
 
 /// Ids of the job's user, if it differs from the supervisor's.

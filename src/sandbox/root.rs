@@ -65,7 +65,7 @@ pub(super) fn start(
     match unsafe { fork() }? {
         ForkResult::Child => {
             drop(answer);
-            let prepared = prepare(isolated, in_user_namespace);
+            let prepared = prepare(isolated, in_user_namespace, job.io_uring);
             run(job, stdio, prepared, answer_to)
         }
         ForkResult::Parent { child } => {
@@ -121,7 +121,7 @@ fn run(
     }
 }
 
-fn prepare(isolated: bool, in_user_namespace: bool) -> io::Result<()> {
+fn prepare(isolated: bool, in_user_namespace: bool, io_uring: IoUring) -> io::Result<()> {
     if isolated {
         // CRIU saves System V memory, semaphores and queues only with an IPC namespace that is not its own.
         unshare(CloneFlags::CLONE_NEWIPC)?;
@@ -130,6 +130,8 @@ fn prepare(isolated: bool, in_user_namespace: bool) -> io::Result<()> {
     setsid()?;
     prctl::set_child_subreaper(true)?;
     sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::empty()), None)?;
+    // If the filter is refused, the job runs without it. A snapshot that fails because of `io_uring` reports it.
+    let _ = io_uring.apply();
     if in_user_namespace {
         drop_rights()?;
     }
@@ -137,7 +139,7 @@ fn prepare(isolated: bool, in_user_namespace: bool) -> io::Result<()> {
 }
 
 fn spawn_job(job: &JobCommand<'_>, stdio: [OwnedFd; 3]) -> io::Result<Pid> {
-    let (io_uring, signals) = (job.io_uring, job.signals);
+    let signals = job.signals;
     let user = job.user.map(|user| {
         let groups = user.groups.iter().copied().map(Gid::from_raw);
         let (uid, gid) = (Uid::from_raw(user.user), Gid::from_raw(user.group));
@@ -161,7 +163,6 @@ fn spawn_job(job: &JobCommand<'_>, stdio: [OwnedFd; 3]) -> io::Result<Pid> {
                 ioctl_tiocsctty(io::stdout())?;
             }
             signals.apply();
-            io_uring.apply();
             // The user id is changed last, because the steps above need root's rights.
             if let Some((user, group, groups)) = &user {
                 setgroups(groups)?;

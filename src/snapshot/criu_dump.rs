@@ -17,11 +17,11 @@ use crate::clock;
 use crate::config;
 use crate::criu::{
     Capture, CaptureError, Captured, DumpOptions, Tcp, Unaccepted, asks_at_dump, dump_arguments,
-    plugin_interposes, plugin_takes, reports_passing,
+    plugin_interposes, plugin_leaves_filters, plugin_takes, reports_passing,
 };
 use crate::job::{self, TreeError};
 use crate::run::format::why;
-use crate::sandbox::{Ended, SandboxError, ToolCommand, ToolRun};
+use crate::sandbox::{Ended, IoUring, SandboxError, ToolCommand, ToolRun};
 use crate::store::ImageId;
 use crate::sync::locked;
 
@@ -118,10 +118,16 @@ impl<'a> CriuDump<'a> {
                 interposes.map_err(SnapshotError::Prepare)?,
             ]
             .into_iter()
+            .chain(
+                job.sandbox
+                    .inherited_filters(root)
+                    .map(plugin_leaves_filters),
+            )
             .chain(asks_at_dump(sockets))
             .collect(),
             first_descriptor: STDERR,
             restores: None,
+            io_uring: IoUring::Allow,
         };
         let tool = job.sandbox.run_tool(tool, &[printed.as_raw_fd()])?;
         let mut criu_dump = Self {

@@ -12,7 +12,7 @@ use crate::run::gpu_facts::CudaFacts;
 use crate::run::image_facts::ImageFacts;
 use crate::run::machine;
 use crate::run::streams::Marks;
-use crate::sandbox::Isolation;
+use crate::sandbox::{IoUring, Isolation};
 
 /// Facts about the processes' open files and descriptors. Recording them takes time, which CRIU needs as well.
 pub(crate) struct Opened {
@@ -108,6 +108,9 @@ impl Recorded {
             moved: job.moved.clone(),
             ..facts
         });
+        let mut processes = self.processes.iter();
+        let root = processes.find(|process| process.pid == job.pids.root);
+        let filters = root.and_then(|root| job.sandbox.inherited_filters(root.host_pid));
         ImageFacts {
             trigger,
             token: job.token,
@@ -126,6 +129,10 @@ impl Recorded {
             isolated: job.sandbox.isolation().has_namespaces(),
             namespace_of: (job.sandbox.isolation() == Isolation::User)
                 .then(|| nix::unistd::geteuid().as_raw()),
+            io_uring: match filters {
+                None | Some(0) => IoUring::Allow,
+                Some(_) => IoUring::Hide,
+            },
             cuda,
             streams: self.streams,
             files: self.opened.files,

@@ -17,8 +17,7 @@ use crate::run::program::ProgramError;
 use crate::run::run_state::RunState;
 use crate::run::running_job::Job;
 use crate::sandbox::{
-    self, IoUring, Isolation, JobPids, Sandbox, SandboxError, SpawnError, is_in_user_namespace,
-    privilege_missing,
+    self, IoUring, Isolation, JobPids, Sandbox, SandboxError, SpawnError, privilege_missing,
 };
 use crate::supervisor::decide::event::Event;
 use crate::supervisor::error::{RunError, system};
@@ -41,10 +40,9 @@ impl Effects {
                 .try_for_each(|end| user.own(end))
                 .map_err(&connect)?;
         }
-        let io_uring = if self.wants_io_uring_hidden() && can_hide(sandbox.isolation()) {
-            IoUring::Hide
-        } else {
-            IoUring::Allow
+        let io_uring = match self.context.config.sandbox.io_uring {
+            config::IoUring::Hide => IoUring::Hide,
+            config::IoUring::Allow => IoUring::Allow,
         };
         let anew = self.context.files.begin_anew();
         anew.map_err(system("clear the record of the job's files"))?;
@@ -104,11 +102,6 @@ impl Effects {
         settings.extend(environment::for_hwloc(cuda::device_count(), |name| {
             std::env::var_os(name)
         }));
-        // Without isolation the filter takes a privilege, too.
-        let is_hidden = can_hide(isolation) && isolation.has_namespaces();
-        if self.wants_io_uring_hidden() && !is_hidden {
-            settings.extend(environment::for_libuv(|name| std::env::var_os(name)));
-        }
         let mut environment = environment::for_job(std::env::vars_os(), store, &job, &settings);
         if let Some((library, token)) = &self.context.agent {
             environment::preload(&mut environment, |present| {
@@ -128,10 +121,6 @@ impl Effects {
                 let _ = inbox.blocking_send(Message::Sandbox(serial, news));
             },
         )
-    }
-
-    fn wants_io_uring_hidden(&self) -> bool {
-        self.context.config.sandbox.io_uring == config::IoUring::Hide
     }
 
     fn for_nccl(&self) -> Vec<Setting> {
@@ -213,11 +202,6 @@ impl Effects {
             }
         }
     }
-}
-
-/// Returns true if CRIU may lift the filter that hides `io_uring` from the job.
-fn can_hide(isolation: Isolation) -> bool {
-    isolation != Isolation::User && !is_in_user_namespace()
 }
 
 fn is_privilege(error: &SandboxError) -> bool {

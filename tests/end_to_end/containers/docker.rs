@@ -1,9 +1,11 @@
 //! Container image of the Dockerfile, run by the command in its comments, stopped and killed.
 
 use std::fs;
+use std::path::PathBuf;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use serde_json::{Value, json};
 
 use super::image_build::{IMAGE, machine, template};
 use super::machine::Machine;
@@ -70,10 +72,44 @@ fn stopped_container_is_saved_and_the_next_one_continues() {
     }
 }
 
+/// File of podman with its default seccomp filter.
+const DEFAULT_FILTER: &str = "/usr/share/containers/seccomp.json";
+
+/// Writes a filter that allows CRIU's calls, as docker's default filter does. Podman's default filter rejects `vmsplice`.
+fn filter_that_suffices(machine: &Machine) -> PathBuf {
+    let mut filter: Value = serde_json::from_slice(&fs::read(DEFAULT_FILTER).unwrap()).unwrap();
+    let rules = filter["syscalls"].as_array_mut().unwrap();
+    for rule in rules.iter_mut() {
+        let names = rule["names"].as_array_mut().unwrap();
+        names.retain(|name| name != "vmsplice");
+    }
+    rules.retain(|rule| rule["names"] != json!([]));
+    rules.push(json!({"names": ["vmsplice"], "action": "SCMP_ACT_ALLOW"}));
+    let path = machine.file("filter.json");
+    fs::write(&path, filter.to_string()).unwrap();
+    path
+}
+
 #[apply(as_root)]
 fn killed_job_and_killed_container_are_restored() {
     let Some(machine) = machine() else { return };
-    start(&machine, "first", &options());
+    killed_and_restored(&machine, &options());
+}
+
+#[apply(as_root)]
+fn job_under_the_filter_of_a_container_is_restored() {
+    let Some(machine) = machine() else { return };
+    let filter = format!("seccomp={}", filter_that_suffices(&machine).display());
+    let options = options();
+    let options: Vec<String> = options
+        .iter()
+        .map(|word| word.replace("seccomp=unconfined", &filter))
+        .collect();
+    killed_and_restored(&machine, &options);
+}
+
+fn killed_and_restored(machine: &Machine, options: &[String]) {
+    start(machine, "first", options);
     machine.wait_for(VOLUME, "log", "20\n", "first");
     let snapshot = [
         "exec",
@@ -93,10 +129,10 @@ fn killed_job_and_killed_container_are_restored() {
     machine.podman(&["kill", "first"]);
     assert_eq!(machine.wait("first"), 137);
     wait_until_gone(&[again]);
-    go(&machine);
+    go(machine);
     // The creator of the file is unknown, because the watcher did not run after the kill.
     let accept = ["--env", "CKPT_RUN_FILES_ON_LOST=warn"].map(str::to_owned);
-    start(&machine, "second", &[&options()[..], &accept[..]].concat());
+    start(machine, "second", &[options, &accept[..]].concat());
     assert_eq!(machine.wait("second"), 0, "{}", machine.err("second"));
-    assert_eq!(log(&machine), lines(40));
+    assert_eq!(log(machine), lines(40));
 }

@@ -1,14 +1,17 @@
 //! Hiding of `io_uring` from the job, so that it can be snapshotted.
 
+use std::fs;
+
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::plain::python;
-use crate::harness::{ON_REQUEST, Place, apply, as_root, skip, stderr};
+use crate::harness::{ON_REQUEST, Place, Run, apply, as_root, as_root_and_user, skip, stderr};
 
-/// Calls `io_uring_setup` and prints the result, and again after the file `go` exists.
+/// Calls `io_uring_setup` and prints the result, and again when each of two files exists: itself, in a thread, in a child,
+/// and in a program that it executes.
 const JOB: &str = r#"
-import ctypes, os, subprocess, sys, time
+import ctypes, os, subprocess, sys, threading, time
 libc = ctypes.CDLL(None, use_errno=True)
 def attempt():
     ring = libc.syscall(425, 4, ctypes.create_string_buffer(120))
@@ -17,41 +20,69 @@ def status():
     lines = open("/proc/self/status").read().splitlines()
     return [line.split()[1] for line in lines if line.startswith(("NoNewPrivs:", "Seccomp:"))]
 if len(sys.argv) > 1: sys.exit(print(attempt(), *status()))
+turns, turn = [threading.Semaphore(0) for _ in range(2)], threading.Semaphore(0)
+def in_thread():
+    for mine in turns:
+        mine.acquire(); print(attempt(), flush=True); turn.release()
+threading.Thread(target=in_thread, daemon=True).start()
+there, back = os.pipe(), os.pipe()
+if os.fork() == 0:
+    while os.read(there[0], 1): os.write(back[1], attempt().encode())
+    os._exit(0)
 def report():
     print(attempt(), *status(), flush=True)
+    os.write(there[1], b"x"); print(os.read(back[0], 100).decode(), flush=True)
     subprocess.run([sys.executable, __file__, "child"], check=True)
 report()
 print("ready", flush=True)
-while not os.path.exists("go"):
-    time.sleep(0.02)
-report()
+for mine, word in zip(turns, ("go", "again")):
+    while not os.path.exists(word): time.sleep(0.02)
+    report()
+    mine.release(); turn.acquire()
+    print(word, flush=True)
 "#;
 
-/// Output of `JOB` about itself and about a program that it executes.
-const HIDDEN: &str = "Function not implemented 0 2\n";
+/// Output of `JOB` where `io_uring` is hidden.
+const HIDDEN: &str =
+    "Function not implemented 0 2\nFunction not implemented\nFunction not implemented 0 2\n";
 
-fn hidden_before_and_after_a_crash(isolation: &str) {
+fn hidden_before_and_after_crashes(isolation: &str) {
     let place = Place::new();
     let options = ["--isolation", isolation, "--interval", "never"];
     let mut run = place.start_python(&options, JOB);
     place.wait_for("out", "ready");
     place.snapshot();
-    kill(Pid::from_raw(python(&run)), Signal::SIGKILL).unwrap();
-    place.wait_for("err", "restored");
+    crash(&run);
+    place.wait_for("err", "restored image=000001");
     place.go();
+    place.wait_for("out", "go\n");
+    place.snapshot();
+    crash(&run);
+    place.wait_for("err", "restored image=000002");
+    fs::write(place.file("again"), "").unwrap();
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
-    let expected = format!("{HIDDEN}{HIDDEN}ready\n{HIDDEN}{HIDDEN}");
+    let once = format!("{HIDDEN}Function not implemented\n");
+    let expected = format!("{HIDDEN}ready\n{once}go\n{once}again\n");
     assert_eq!(place.text("out"), expected);
+}
+
+fn crash(run: &Run) {
+    kill(Pid::from_raw(python(run)), Signal::SIGKILL).unwrap();
 }
 
 #[apply(as_root)]
 fn a_job_does_without_io_uring_and_still_does_when_restored() {
-    hidden_before_and_after_a_crash("namespaces");
+    hidden_before_and_after_crashes("namespaces");
 }
 
 #[apply(as_root)]
 fn a_plain_job_does_without_io_uring_as_well() {
-    hidden_before_and_after_a_crash("none");
+    hidden_before_and_after_crashes("none");
+}
+
+#[apply(as_root_and_user)]
+fn a_job_in_a_user_namespace_does_without_io_uring() {
+    hidden_before_and_after_crashes("user");
 }
 
 #[apply(as_root)]
@@ -74,6 +105,7 @@ fn snapshot_refusal_for_io_uring_has_a_reason() {
     } else {
         skip("this machine has no io_uring");
     }
+    fs::write(place.file("again"), "").unwrap();
     place.go();
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
 }

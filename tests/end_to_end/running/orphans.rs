@@ -105,6 +105,7 @@ fn a_tool_outlives_the_orphans_that_are_killed_beside_it() {
             environment: Vec::new(),
             first_descriptor: 0,
             restores: None,
+            io_uring: IoUring::Allow,
         };
         let run = job.sandbox.run_tool(tool, &[]).unwrap();
         let tool = with_argument(&job.sandbox, "/bin/sleep\x002000");

@@ -5,6 +5,7 @@
 mod basics;
 mod files;
 mod memory;
+mod own_filters;
 mod refusals;
 
 use crate::harness::{Place, Run};

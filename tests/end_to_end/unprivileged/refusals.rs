@@ -4,7 +4,7 @@ use std::process::{Command, Stdio};
 
 use super::snapshot_crash_and_end;
 use crate::harness::{
-    ON_REQUEST, Place, apply, as_user, code, copy_environment, criu_prefix, stderr, stdout,
+    ON_REQUEST, Place, apply, as_user, code, copy_environment, criu_prefix, stderr,
 };
 
 /// Has a connection with itself and one that listens.
@@ -89,17 +89,6 @@ fn the_setting_that_forbids_user_namespaces_is_named() {
 }
 
 #[apply(as_user)]
-fn libuv_does_not_use_io_uring_unless_the_caller_says_so() {
-    for (set, expected) in [(None, "0\n"), (Some("1"), "1\n")] {
-        let place = Place::new();
-        let mut command = place.command(&["--", "sh", "-c", "echo $UV_USE_IO_URING"]);
-        command.envs(set.map(|value| ("UV_USE_IO_URING", value)));
-        let output = command.output().unwrap();
-        assert_eq!(stdout(&output), expected, "{}", stderr(&output));
-    }
-}
-
-#[apply(as_user)]
 fn a_job_that_uses_io_uring_is_told_why_it_has_no_snapshot() {
     let place = Place::new();
     let script = r#"
@@ -109,7 +98,9 @@ print("ready", libc.syscall(425, 4, ctypes.create_string_buffer(120)) >= 0, flus
 while not os.path.exists("go"):
     time.sleep(0.02)
 "#;
-    let mut run = place.start_python(&ON_REQUEST, script);
+    let mut run = place.start_python_with(&ON_REQUEST, script, |command| {
+        command.env("CKPT_RUN_SANDBOX_IO_URING", "allow");
+    });
     place.wait_for("out", "ready");
     if place.text("out") == "ready True\n" {
         let refused = place.verb(&["snapshot"]);
