@@ -42,6 +42,7 @@ impl UserSandbox {
             first_descriptor: STDERR,
             restores: None,
             io_uring: IoUring::Allow,
+            own_ipc: true,
         };
         let run = self.0.run_tool(tool, &[said.as_raw_fd()]);
         let ended = run.and_then(|run| run.wait(CHECK_LIMIT));

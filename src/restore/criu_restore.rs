@@ -84,6 +84,7 @@ pub(super) fn run_criu(
         first_descriptor: FIRST_DESCRIPTOR,
         restores: Some(facts.pids),
         io_uring: facts.io_uring,
+        own_ipc: false,
     };
     let (stop, stopped) = UnixStream::pair().map_err(RestoreError::Prepare)?;
     let stopped = &stopped;

@@ -202,6 +202,7 @@ impl RunContext {
             first_descriptor: LOG_DESCRIPTOR,
             restores: None,
             io_uring: IoUring::Allow,
+            own_ipc: false,
         };
         let numbers = descriptors.each_ref().map(AsRawFd::as_raw_fd);
         sandbox.watch(watcher, files::obituary(), &numbers)?;

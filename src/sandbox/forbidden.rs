@@ -38,14 +38,16 @@ impl Forbidden {
     pub(super) fn find(refusal: &io::Error, mounting: bool) -> Self {
         let filtered = fs::read_to_string("/proc/self/status")
             .is_ok_and(|status| status.contains("\nSeccomp:\t2"));
-        Self::of(refusal, mounting, filtered, |path| {
+        let covered = mounting && (!filtered || is_proc_covered());
+        Self::of(refusal, covered, filtered, |path| {
             fs::read_to_string(Path::new("/proc/sys").join(path)).ok()
         })
     }
 
+    /// `covered` is true if a new `/proc` was refused and parts of the present one are covered.
     fn of(
         refusal: &io::Error,
-        mounting: bool,
+        covered: bool,
         filtered: bool,
         setting: impl Fn(&str) -> Option<String>,
     ) -> Self {
@@ -78,14 +80,25 @@ impl Forbidden {
         }
         if is("kernel/apparmor_restrict_unprivileged_userns", "1") {
             Self::AppArmor
+        } else if covered {
+            Self::CoveredProc
         } else if filtered {
             Self::Seccomp
-        } else if mounting {
-            Self::CoveredProc
         } else {
             Self::Unknown
         }
     }
+}
+
+fn is_proc_covered() -> bool {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    mounts.lines().any(is_below_proc)
+}
+
+/// Returns true if a line of `mountinfo` is about a mount on a part of `/proc`.
+fn is_below_proc(line: &str) -> bool {
+    let point = line.split(' ').nth(4);
+    point.is_some_and(|point| point.starts_with("/proc/"))
 }
 
 impl fmt::Display for Forbidden {
@@ -122,11 +135,11 @@ impl fmt::Display for Forbidden {
 mod tests {
     use super::*;
 
-    fn found(errno: i32, mounting: bool, filtered: bool, settings: &[(&str, &str)]) -> Forbidden {
+    fn found(errno: i32, covered: bool, filtered: bool, settings: &[(&str, &str)]) -> Forbidden {
         let settings = settings.to_vec();
         Forbidden::of(
             &io::Error::from_raw_os_error(errno),
-            mounting,
+            covered,
             filtered,
             |path| {
                 let found = settings.iter().find(|(name, _)| *name == path);
@@ -187,9 +200,12 @@ mod tests {
     fn containers_are_recognized() {
         let open = [("user/max_user_namespaces", "96365")];
         assert_eq!(found(libc::EPERM, false, true, &open), Forbidden::Seccomp);
-        assert_eq!(
-            found(libc::EPERM, true, false, &open),
-            Forbidden::CoveredProc
-        );
+        for filtered in [false, true] {
+            let found = found(libc::EPERM, true, filtered, &open);
+            assert_eq!(found, Forbidden::CoveredProc);
+        }
+        let masked = "612 605 0:62 /null /proc/kcore rw,nosuid - tmpfs tmpfs rw";
+        let whole = "605 600 0:60 / /proc rw,nosuid - proc proc rw";
+        assert!(is_below_proc(masked) && !is_below_proc(whole));
     }
 }

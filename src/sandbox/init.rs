@@ -16,6 +16,7 @@ use std::process::{Child, Command, ExitCode, Stdio};
 use nix::errno::Errno;
 use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sched::{CloneFlags, unshare};
 use nix::sys::prctl;
 use nix::sys::signal::{SigSet, Signal, kill};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
@@ -380,7 +381,7 @@ fn start_tool(tool: &ToolCommand, stdin: Stdio, descriptors: &[OwnedFd]) -> io::
     let first = tool.first_descriptor;
     let inherited: Vec<RawFd> = descriptors.iter().map(AsRawFd::as_raw_fd).collect();
     place_descriptors(&mut command, first, inherited);
-    hide_io_uring(&mut command, tool.io_uring);
+    prepare(&mut command, tool.own_ipc, tool.io_uring);
     command.spawn()
 }
 
@@ -433,10 +434,19 @@ fn place_descriptors(command: &mut Command, first: RawFd, inherited: Vec<RawFd>)
     unsafe { command.pre_exec(place) };
 }
 
-#[allow(unsafe_code, reason = "a filter is installed between fork and exec")]
-fn hide_io_uring(command: &mut Command, io_uring: IoUring) {
-    // SAFETY: the closure makes only a system call.
-    unsafe { command.pre_exec(move || io_uring.apply()) };
+#[allow(
+    unsafe_code,
+    reason = "namespace and filter are made between fork and exec"
+)]
+fn prepare(command: &mut Command, own_ipc: bool, io_uring: IoUring) {
+    let prepare = move || {
+        if own_ipc {
+            unshare(CloneFlags::CLONE_NEWIPC)?;
+        }
+        io_uring.apply()
+    };
+    // SAFETY: the closure makes only system calls.
+    unsafe { command.pre_exec(prepare) };
 }
 
 /// Range of a job's first pid, which is random.

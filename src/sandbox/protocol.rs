@@ -62,6 +62,8 @@ pub struct ToolCommand {
     pub restores: Option<JobPids>,
     /// Availability of `io_uring` in the tool and its descendants.
     pub io_uring: IoUring,
+    /// True if the tool gets an IPC namespace of its own, as the job's first process does.
+    pub own_ipc: bool,
 }
 
 /// Ids of the job's user, if it differs from the supervisor's.

@@ -41,9 +41,9 @@ pub fn is_in_user_namespace() -> bool {
     namespace.is_ok_and(|name| name.as_os_str() != INITIAL)
 }
 
-/// Capabilities that have no effect in the namespace, by their numbers in linux/capability.h. CRIU would use them and fail:
-/// to become root, which is not mapped (`CAP_SETUID`), to change the machine's network (`CAP_NET_ADMIN`), and to raise
-/// limits (`CAP_SYS_RESOURCE`).
+/// Capabilities that have no effect in the namespace, by their numbers in linux/capability.h, all below 32. CRIU would use
+/// them and fail: to become root, which is not mapped (`CAP_SETUID`), to change the machine's network (`CAP_NET_ADMIN`), and
+/// to raise limits (`CAP_SYS_RESOURCE`).
 const WITHOUT_EFFECT: [libc::c_ulong; 3] = [7, 12, 24];
 
 /// Moves this process into a user namespace of its own and into these other namespaces, in which it has all capabilities
@@ -75,6 +75,10 @@ pub(super) fn keep_rights() {
     };
     for set in &mut sets {
         set.inheritable = set.permitted;
+    }
+    // As root of the namespace, programs have the inheritable capabilities too.
+    for capability in WITHOUT_EFFECT {
+        sets[0].inheritable &= !(1 << capability);
     }
     set_capabilities(&sets);
     for capability in 0..CAPABILITIES_MAX {

@@ -128,6 +128,7 @@ impl<'a> CriuDump<'a> {
             first_descriptor: STDERR,
             restores: None,
             io_uring: IoUring::Allow,
+            own_ipc: false,
         };
         let tool = job.sandbox.run_tool(tool, &[printed.as_raw_fd()])?;
         let mut criu_dump = Self {

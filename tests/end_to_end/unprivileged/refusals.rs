@@ -1,10 +1,10 @@
 //! What an ordinary user cannot have, and how it is said.
 
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 
 use super::snapshot_crash_and_end;
 use crate::harness::{
-    ON_REQUEST, Place, apply, as_user, code, copy_environment, criu_prefix, stderr,
+    ON_REQUEST, Place, apply, as_user, code, copy_environment, criu_prefix, stderr, stdout,
 };
 
 /// Has a connection with itself and one that listens.
@@ -53,15 +53,16 @@ fn connections_that_are_to_be_kept_are_refused_by_name() {
     assert_eq!(place.text("out"), "ready\nb'x'\nb'y'\n");
 }
 
-/// Runs the command in a user namespace that allows no more of them, as a machine may.
-fn where_they_are_forbidden(command: &Command) -> Command {
+/// Runs the command in a user namespace, as the user whom `map` names, with the rights that the options of `setpriv` leave.
+fn in_user_namespace(command: &Command, map: &str, before: &str, rights: &str) -> Command {
     let mut wrapped = Command::new("unshare");
     // Root, to whom the folders above belong, has no number in that namespace: as a rehearsal does, vouch for them.
-    let forbid = "echo 0 > /proc/sys/user/max_user_namespaces; \
-        export _CKPT_RUN_OWNERS_CHECKED=\"$(readlink /proc/self/ns/user)\"; \
-        exec setpriv --inh-caps=-all --ambient-caps=-all \"$@\"";
-    wrapped.args(["--user", "--map-current-user", "--keep-caps"]);
-    wrapped.args(["sh", "-c", forbid, "sh"]);
+    let script = format!(
+        "{before} export _CKPT_RUN_OWNERS_CHECKED=\"$(readlink /proc/self/ns/user)\"; \
+        exec setpriv {rights} \"$@\""
+    );
+    wrapped.args(["--user", map, "--keep-caps"]);
+    wrapped.args(["sh", "-c", &script, "sh"]);
     wrapped.arg(command.get_program()).args(command.get_args());
     if let Some(folder) = command.get_current_dir() {
         wrapped.current_dir(folder);
@@ -71,15 +72,37 @@ fn where_they_are_forbidden(command: &Command) -> Command {
     wrapped
 }
 
+fn output_of(place: &Place, command: &mut Command) -> Output {
+    place.own(command);
+    // Root, to whom these files belong, has no number in that namespace.
+    command.env("CKPT_RUN_CRIU", criu_prefix().unwrap_or_default());
+    command.output().unwrap()
+}
+
+/// As in a container of rootless podman, whose root may not create namespaces of the machine's kind.
+#[apply(as_user)]
+fn doctor_has_no_problem_as_root_of_a_user_namespace() {
+    let place = Place::new();
+    let command = place.command(&["doctor"]);
+    let rights = "--bounding-set=-sys_admin --inh-caps=-all --ambient-caps=-all";
+    let mut command = in_user_namespace(&command, "--map-root-user", "", rights);
+    let output = output_of(&place, &mut command);
+    let said = stdout(&output);
+    assert_eq!(code(output.status), 0, "{said}{}", stderr(&output));
+    assert!(
+        said.contains("can be created in a user namespace"),
+        "{said}"
+    );
+}
+
 #[apply(as_user)]
 fn the_setting_that_forbids_user_namespaces_is_named() {
     let place = Place::new();
     let command = place.command(&["--isolation", "user", "--", "true"]);
-    let mut command = where_they_are_forbidden(&command);
-    place.own(&mut command);
-    // Root, to whom these files belong, has no number in that namespace.
-    command.env("CKPT_RUN_CRIU", criu_prefix().unwrap_or_default());
-    let output = command.output().unwrap();
+    let forbid = "echo 0 > /proc/sys/user/max_user_namespaces;";
+    let rights = "--inh-caps=-all --ambient-caps=-all";
+    let mut command = in_user_namespace(&command, "--map-current-user", forbid, rights);
+    let output = output_of(&place, &mut command);
     let said = stderr(&output);
     assert_eq!(code(output.status), 125, "{said}");
     assert!(
