@@ -236,7 +236,7 @@ def paused(trial):
     reference = trial.reference()
     trial.finish(reference, "the uninterrupted run")
     if run.lines() != lines or run.code() is not None:
-        raise Failure("it went on while it was paused")
+        raise Failure("it continued while it was paused")
     trial.demand(run, "unpause --wait")
     back = machine.gpus_of(run.job())
     trial.finish(run, "the job")
@@ -272,4 +272,4 @@ def refused(trial):
     )
     if before / after < PACE_MIN:
         raise Failure(f"slower after the refusals: {before:.0f} ms a step, then {after:.0f} ms")
-    return "refused, goes on, equal"
+    return "refused, continues, equal"

@@ -14,7 +14,7 @@ from harness.trials import Failure
 TITLE = "c. Endurance"
 LEGEND = """Memory is allocated and freed by two threads in each step while ckpt-run (`cuda.memory = "resident"`)
 takes a snapshot a second and the job is killed now and then. snapshots: taken, refused ones after a slash (the job
-goes on). freeze: median and longest; back: from the kill until ckpt-run has restored, median; seconds. result: output
+continues). freeze: median and longest; back: from the kill until ckpt-run has restored, median; seconds. result: output
 and exit code against an uninterrupted run of as many steps."""
 COLUMNS = (
     ("program", 16),
