@@ -113,6 +113,19 @@ pub(super) fn status(pid: i32) -> Result<Status, ProcError> {
     Status::from_buf_read(String::from_utf8_lossy(&text).as_bytes())
 }
 
+/// Returns true if a process (a host pid) has a pending stop signal, which stops it when its tracer lets it run.
+#[must_use]
+pub fn is_to_stop(pid: i32) -> bool {
+    const STOPS: [Signal; 4] = [
+        Signal::SIGSTOP,
+        Signal::SIGTSTP,
+        Signal::SIGTTIN,
+        Signal::SIGTTOU,
+    ];
+    let bit = |signal: &Signal| 1_u64 << (*signal as u32 - 1);
+    status(pid).is_ok_and(|status| STOPS.iter().any(|stop| status.shdpnd & bit(stop) != 0))
+}
+
 /// Reads `/proc/PID/stat` of a process (a host pid).
 pub(super) fn stat(pid: i32) -> Result<Stat, ProcError> {
     ProcessEntry::new(pid)?.stat()

@@ -102,6 +102,14 @@ pub enum RestoreError {
         /// Pid as the job sees it.
         pid: i32,
     },
+    /// A process would have run before its GPU memory was back.
+    #[error(
+        "process {pid} is not stopped and would use the GPU too early: a bug in ckpt-run, please report it"
+    )]
+    TooEarly {
+        /// Pid as the job sees it.
+        pid: i32,
+    },
     /// The image's GPUs cannot be identified.
     #[error("cannot identify the image's GPUs")]
     Gpus(#[from] cuda::GpuMapError),

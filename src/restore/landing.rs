@@ -1,7 +1,8 @@
 //! Completion and check of restored tasks before they run.
 //!
 //! When CRIU has restored all tasks, they get the attributes that CRIU does not restore. Their open files are compared
-//! with the expected ones if another user can replace files at the image's paths while CRIU opens them as root.
+//! with the expected ones if another user can replace files at the image's paths while CRIU opens them as root. CUDA
+//! processes must have the signal that stops them until their GPU memory is back.
 
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -10,6 +11,7 @@ use super::error::RestoreError;
 use crate::clock;
 use crate::criu::{PluginVariable, Question, plugin_follows_no_links};
 use crate::job::{self, Expected};
+use crate::run::gpu_facts::SparedThreads;
 use crate::run::image_facts::ImageFacts;
 use crate::run::run_context::RunContext;
 use crate::sandbox::Sandbox;
@@ -75,6 +77,13 @@ impl<'a> Landing<'a> {
         }
         for lost in job::give_back_attributes(&self.facts.attributes, &processes) {
             tracing::warn!("the job differs from the snapshot: {lost}");
+        }
+        let stopped = self.facts.cuda.iter().flat_map(|cuda| &cuda.standing);
+        for &SparedThreads { pid, .. } in stopped {
+            let process = processes.iter().find(|process| process.pid == pid);
+            if process.is_some_and(|process| !job::is_to_stop(process.host_pid)) {
+                return Err(RestoreError::TooEarly { pid });
+            }
         }
         Ok(())
     }

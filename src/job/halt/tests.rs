@@ -3,6 +3,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use super::super::tree::is_to_stop;
 use super::*;
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -99,6 +100,17 @@ fn a_signal_that_comes_meanwhile_is_not_lost() {
     drop(halted);
     let mut job = job;
     assert_eq!(job.lines.next().map(|line| line.is_ok()), None);
+}
+
+#[test]
+fn a_stop_that_comes_meanwhile_is_seen() {
+    let job = Counters::start();
+    let pid = job.pid();
+    let halted = halt(pid, &[]).unwrap();
+    assert!(!is_to_stop(pid));
+    nix::sys::signal::kill(Pid::from_raw(pid), Signal::SIGSTOP).unwrap();
+    assert!(is_to_stop(pid));
+    drop(halted);
 }
 
 #[test]
