@@ -81,6 +81,7 @@ pub mod history;
 pub mod job;
 pub mod known_errors;
 mod mount_table;
+mod network_socket;
 mod path_text;
 /// Files shared with the CRIU plugin, a library of its own whose root is `src/plugin/lib.rs`.
 mod plugin {
@@ -146,6 +147,9 @@ pub fn helper_main() -> Option<ExitCode> {
     }
     if first == copier::ARGUMENT && copier::started_as_one() {
         return Some(copier::main());
+    }
+    if first == sandbox::KEEPER_ARGUMENT {
+        return Some(sandbox::network_keeper_main(arguments));
     }
     if first == files::WATCHER_ARGUMENT {
         return Some(files::watcher_main(arguments.map(PathBuf::from).collect()));

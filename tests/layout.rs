@@ -40,6 +40,7 @@ const FLOORS: [&[&str]; 12] = [
         "fd_passing",
         "known_errors",
         "mount_table",
+        "network_socket",
         "path_walk",
         "plugin",
         "safe_path",

@@ -13,13 +13,13 @@ use nix::errno::Errno;
 use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{
-    AddressFamily, ControlMessage, MsgFlags, Shutdown, SockFlag, SockType, UnixAddr, bind, sendmsg,
-    setsockopt, shutdown, socket, sockopt,
+    ControlMessage, MsgFlags, Shutdown, UnixAddr, bind, sendmsg, setsockopt, shutdown, sockopt,
 };
 
 use super::agent::Agent;
 use super::datagram::REPLY_LEN_MAX;
 use super::embed::Token;
+use crate::network_socket::NetworkSocket;
 
 /// Size of the receive buffer: a batch takes some 4 KiB, its descriptors nothing.
 const BUFFER_LEN: usize = 4 << 20;
@@ -51,13 +51,19 @@ pub(super) struct Datagram {
 }
 
 impl Channel {
-    /// Creates a socket with a name chosen by the kernel.
+    /// Creates a channel to agents in the network namespace of this process.
     ///
     /// # Errors
-    /// The socket cannot be created.
+    /// The kernel refuses.
     pub fn bind() -> io::Result<Self> {
-        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-        let socket = socket(AddressFamily::Unix, SockType::Datagram, flags, None)?;
+        Self::of(NetworkSocket::Datagrams.open()?)
+    }
+
+    /// Gives a [`NetworkSocket::Datagrams`] of the agents' network namespace a name chosen by the kernel.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub(crate) fn of(socket: OwnedFd) -> io::Result<Self> {
         setsockopt(&socket, sockopt::PassCred, &true)?;
         // Exceeds the system's limit if permitted.
         if setsockopt(&socket, sockopt::RcvBufForce, &BUFFER_LEN).is_err() {

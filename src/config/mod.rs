@@ -27,7 +27,8 @@ pub use error::{ConfigError, Distrust, Invalid};
 pub use loaded::{DEFAULT_TOML, Loaded, check, load};
 pub use model::{
     Buffer, Config, Cpus, Criu, Cuda, Encryption, Files, IoUring, Isolation, Log, LogLevel, Memory,
-    Metrics, Nccl, Network, OnLost, Retention, Sandbox, ShowProgress, Snapshot, Tcp, Tty, Watch,
+    Metrics, Nccl, Network, NetworkNamespace, OnLost, Retention, Sandbox, ShowProgress, Snapshot,
+    Tcp, Tty, Watch,
 };
 pub use operation::{Hang, HangAction, HookCommand, Hooks, Interval, Jitter, Occasion};
 pub use restart_settings::{Restart, RestartLimit, RestartPolicy, WithoutImage};

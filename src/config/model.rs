@@ -264,8 +264,22 @@ pub struct Restore {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Network {
+    /// Network of a job in a user namespace.
+    pub namespace: NetworkNamespace,
     /// The treatment of connections to other programs at a restore.
     pub tcp: Tcp,
+}
+
+/// Network of a job in a user namespace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum NetworkNamespace {
+    /// A network namespace if pasta can connect it, otherwise the machine's network.
+    Auto,
+    /// The machine's network.
+    Host,
+    /// A network namespace, or an error.
+    Own,
 }
 
 /// The treatment of a TCP connection between the job and other programs at a restore.

@@ -17,6 +17,9 @@ use super::seccomp;
 use super::user_sandbox::UserSandbox;
 use crate::doctor::capabilities::missing;
 use crate::job::PacketLock;
+use crate::network_socket::NetworkSocket;
+use crate::run::format::chain;
+use crate::sandbox::Network;
 use crate::sandbox::is_in_user_namespace;
 
 /// The oldest kernel tried. Linux 5.9 added `CAP_CHECKPOINT_RESTORE` and with it the interfaces that CRIU 4 prefers.
@@ -30,6 +33,9 @@ const PIPE_BYTES: u64 = 1 << 20;
 
 /// Value of `kernel.yama.ptrace_scope` that forbids tracing even to root.
 const PTRACE_FORBIDDEN: &str = "3";
+
+/// Name of the checks of a job's TCP connections.
+const CONNECTIONS: &str = "connections";
 
 /// Remedy for what an ordinary user does not have.
 const WITHOUT_ROOT: &str =
@@ -52,7 +58,11 @@ pub(super) fn checks() -> (Vec<Check>, Option<UserSandbox>) {
             checks.push(Check::problem("privileges", detail, "mount /proc"));
         }
     }
-    checks.push(connections(unprivileged));
+    checks.push(if sandbox.is_some() {
+        connections_of_user()
+    } else {
+        connections()
+    });
     checks.push(pipes(&fs::read_to_string("/proc/sys/fs/pipe-max-size")));
     (checks, sandbox)
 }
@@ -119,7 +129,7 @@ fn namespaces() -> (Check, Option<UserSandbox>) {
             return (check, None);
         }
     };
-    match UserSandbox::start() {
+    match UserSandbox::start(Network::Host) {
         Ok(sandbox) => {
             let detail = "PID and mount namespaces can be created in a user namespace";
             (Check::ok(NAME, detail), Some(sandbox))
@@ -136,18 +146,32 @@ fn namespaces() -> (Check, Option<UserSandbox>) {
     }
 }
 
-/// Tries the rules that hold packets back while connections are dumped or restored, for no connection.
-fn connections(unprivileged: bool) -> Check {
-    const NAME: &str = "connections";
-    match PacketLock::set(&[]) {
-        Ok(_) => Check::ok(NAME, "packets of a job's connections can be blocked"),
-        Err(_) if unprivileged => Check::note(
-            NAME,
-            "a restored job finds its TCP connections closed (no privileges)",
-            WITHOUT_ROOT,
+/// Tries to give a sandbox a network namespace.
+fn connections_of_user() -> Check {
+    match UserSandbox::start(Network::Own) {
+        Ok(_) => Check::ok(
+            CONNECTIONS,
+            "connections inside a job are restored, in its own network (pasta)",
         ),
         Err(error) => Check::note(
-            NAME,
+            CONNECTIONS,
+            format!(
+                "a restored job finds its TCP connections closed: {}",
+                chain(&error)
+            ),
+            "install the package passt for the program pasta, or set network.namespace = \"host\": see \
+             docs/guide/without-root.md",
+        ),
+    }
+}
+
+/// Tries the rules that hold packets back while connections are dumped or restored, for no connection.
+fn connections() -> Check {
+    let set = NetworkSocket::Netfilter.open();
+    match set.and_then(|netlink| PacketLock::set(netlink, &[])) {
+        Ok(_) => Check::ok(CONNECTIONS, "packets of a job's connections can be blocked"),
+        Err(error) => Check::note(
+            CONNECTIONS,
             format!("packets of a job's TCP connections cannot be blocked: {error}"),
             "use a kernel with nftables (Linux 5.12 or newer), as root or with CAP_NET_ADMIN; without it, snapshots \
              fail while data is in transit in a job's connection",

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::criu::Criu;
-use crate::sandbox::{Ended, IoUring, Isolation, Sandbox, SandboxError, ToolCommand};
+use crate::sandbox::{Ended, IoUring, Isolation, Network, Sandbox, SandboxError, ToolCommand};
 
 /// Limit on `criu check`, which takes well under a second.
 const CHECK_LIMIT: Duration = Duration::from_secs(20);
@@ -23,9 +23,9 @@ impl UserSandbox {
     ///
     /// # Errors
     /// The cause that forbids it.
-    pub fn start() -> Result<Self, SandboxError> {
+    pub fn start(network: Network) -> Result<Self, SandboxError> {
         let program = std::env::current_exe().unwrap_or_default();
-        Sandbox::start(&program, Isolation::User, &[], |_| ()).map(Self)
+        Sandbox::start(&program, Isolation::User(network), &[], |_| ()).map(Self)
     }
 
     /// Asks CRIU in it if the kernel suffices.

@@ -181,8 +181,8 @@ impl<'a> Gpu<'a> {
         let failed = |error| GpuError::Suspend(Box::new(error));
         let locked = cuda::lock_all(self.driver, &self.users, options).map_err(failed)?;
         watch.lap("lock");
-        if let Some(token) = &job.token {
-            driver_suffices(token, self)?;
+        if let Some(agents) = job.agents() {
+            driver_suffices(&agents, self)?;
         }
         let mut halted = halt_group.halt()?;
         let suspended = halted.during(Duration::ZERO, || locked.suspend());

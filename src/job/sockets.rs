@@ -24,6 +24,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Descriptors;
 use super::obstacles::Obstacle;
+use crate::network_socket::{NetworkSocket, OpenSocket};
 use diagnosis::{Diagnosis, Found, Which};
 pub(super) use kinds::find_unknown_kind;
 pub(crate) use packet_lock::PacketLock;
@@ -80,6 +81,16 @@ pub enum SocketsError {
         "the job's connection {local} to {remote} cannot be saved without privileges (needs CAP_NET_ADMIN over its network); run ckpt-run as root, or set network.tcp = \"close\", so that a restored job finds its connections closed"
     )]
     NotKept {
+        /// The job's address.
+        local: SocketAddr,
+        /// The address of the other end.
+        remote: SocketAddr,
+    },
+    /// A connection to another program that is to be kept is carried by pasta.
+    #[error(
+        "the job's connection {local} to {remote} cannot be saved: it leaves the job's own network through pasta, which does not restore connections; set network.tcp = \"close\", so that a restored job finds its connections to others closed"
+    )]
+    NotCarried {
         /// The job's address.
         local: SocketAddr,
         /// The address of the other end.
@@ -143,18 +154,38 @@ impl Sockets {
         }
     }
 
+    /// Refuses connections to others if they have to be kept: pasta, which carries them, does not know them after a
+    /// restore.
+    ///
+    /// # Errors
+    /// [`SocketsError::NotCarried`] if there is one and `wanted` says that connections have to be kept.
+    pub fn without_carried(self, wanted: bool) -> Result<Self, SocketsError> {
+        match self.outside.first() {
+            Some((local, remote)) if wanted => Err(SocketsError::NotCarried {
+                local: *local,
+                remote: *remote,
+            }),
+            Some(_) | None => Ok(self),
+        }
+    }
+
     /// Holds back the packets of connections of the job with itself, while its processes are frozen and dumped. Returns
     /// `None` if nothing is on its way.
     ///
     /// # Errors
     /// The kernel refuses.
-    pub(crate) fn hold_for_dump(&self) -> Result<Option<PacketLock>, SocketsError> {
+    pub(crate) fn hold_for_dump(
+        &self,
+        open: OpenSocket<'_>,
+    ) -> Result<Option<PacketLock>, SocketsError> {
         let inside = |ends: &&(SocketAddr, SocketAddr)| self.outside.binary_search(ends).is_err();
         let held: Vec<_> = self.unsettled.iter().filter(inside).copied().collect();
         if held.is_empty() {
             return Ok(None);
         }
-        PacketLock::set(&held).map(Some).map_err(SocketsError::Lock)
+        let lock =
+            open(NetworkSocket::Netfilter).and_then(|netlink| PacketLock::set(netlink, &held));
+        lock.map(Some).map_err(SocketsError::Lock)
     }
 
     /// Drops packets of all connections during their restore. Returns `None` if there are none, or if the kernel
@@ -162,12 +193,15 @@ impl Sockets {
     ///
     /// # Errors
     /// The kernel refuses.
-    pub(crate) fn hold_for_restore(&self) -> Result<Option<PacketLock>, SocketsError> {
+    pub(crate) fn hold_for_restore(
+        &self,
+        open: OpenSocket<'_>,
+    ) -> Result<Option<PacketLock>, SocketsError> {
         let held = [&self.connections[..], &self.outside, &self.unsettled].concat();
         if held.is_empty() {
             return Ok(None);
         }
-        match PacketLock::set(&held) {
+        match open(NetworkSocket::Netfilter).and_then(|netlink| PacketLock::set(netlink, &held)) {
             Ok(lock) => Ok(Some(lock)),
             Err(error) if self.unsettled.is_empty() => {
                 tracing::debug!(%error, "cannot hold back packets of the job's connections");
@@ -188,11 +222,11 @@ impl Sockets {
     ///
     /// # Errors
     /// The kernel refuses; connections aborted before stay aborted.
-    pub fn abort_outside(&self) -> Result<usize, SocketsError> {
+    pub fn abort_outside(&self, open: OpenSocket<'_>) -> Result<usize, SocketsError> {
         if self.outside.is_empty() {
             return Ok(0);
         }
-        destroy(Which::Connected, |found| {
+        destroy(open, Which::Connected, |found| {
             let ends = (found.local, found.remote);
             found.owned && self.outside.binary_search(&ends).is_ok()
         })
@@ -206,13 +240,13 @@ impl Sockets {
     ///
     /// # Errors
     /// The kernel refuses; sockets destroyed before stay destroyed.
-    pub fn destroy_leftovers(&self) -> Result<usize, SocketsError> {
+    pub fn destroy_leftovers(&self, open: OpenSocket<'_>) -> Result<usize, SocketsError> {
         if *self == Self::default() {
             return Ok(0);
         }
         let occupied = self.listening.iter().filter(|local| is_occupied(**local));
         let occupied: Vec<_> = occupied.collect();
-        destroy(Which::Closed, |found| {
+        destroy(open, Which::Closed, |found| {
             let blocks = occupied.iter().any(|local| covers(local, &found.local));
             !found.owned && (blocks || self.claims(found))
         })
@@ -239,8 +273,13 @@ impl Sockets {
 }
 
 /// Destroys the chosen sockets; returns their number.
-fn destroy(which: Which, chosen: impl Fn(&Found) -> bool) -> Result<usize, SocketsError> {
-    let diagnosis = Diagnosis::open().map_err(SocketsError::Ask)?;
+fn destroy(
+    open: OpenSocket<'_>,
+    which: Which,
+    chosen: impl Fn(&Found) -> bool,
+) -> Result<usize, SocketsError> {
+    let diagnosis = open(NetworkSocket::Diagnosis).map_err(SocketsError::Ask)?;
+    let diagnosis = Diagnosis::new(diagnosis);
     let mut destroyed = 0;
     for found in diagnosis.list(which).map_err(SocketsError::Ask)? {
         if chosen(&found) {

@@ -54,7 +54,10 @@ pub(super) fn run_criu(
     let libdir = context.libdir();
     let tcp = tcp(context, facts);
     let lock = match tcp {
-        Tcp::Established => facts.sockets.hold_for_restore()?,
+        Tcp::Established => {
+            let open = |kind| sandbox.socket(kind);
+            facts.sockets.hold_for_restore(&open)?
+        }
         Tcp::Closed => None,
     };
     let mut argv = context.criu.argv();

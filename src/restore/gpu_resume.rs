@@ -1,6 +1,7 @@
 //! The GPU part of a restore: the choice of GPUs before anything is changed, and the resume of the GPU state once the
 //! processes exist.
 
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
@@ -14,6 +15,7 @@ use crate::run::format::chain;
 use crate::run::gpu_facts::{CudaFacts, visible};
 use crate::run::image_facts::ImageFacts;
 use crate::run::run_context::RunContext;
+use crate::run::running_job::Agents;
 use crate::sandbox::Sandbox;
 use crate::store::ImageId;
 
@@ -133,7 +135,7 @@ pub(crate) type Coming<'scope, 'image> =
 /// function returns.
 pub(crate) fn resume(
     context: &RunContext,
-    sandbox: &Sandbox,
+    sandbox: &Arc<Sandbox>,
     facts: &ImageFacts,
     cuda_facts: &CudaFacts,
     gpus: &GpuPlan,
@@ -156,9 +158,12 @@ pub(crate) fn resume(
         })
         .map_err(|error| RestoreError::Resume(Box::new(error)))?;
     if let Some(memory) = memory {
-        let token = facts.token.as_ref().ok_or(ResidentError::Facts)?;
+        let agents = Agents {
+            token: facts.token.ok_or(ResidentError::Facts)?,
+            sandbox: Arc::clone(sandbox),
+        };
         let memory = memory.join().map_err(|_| RestoreError::Panicked)?;
-        memory?.finish(token, &there, &mut halted)?;
+        memory?.finish(&agents, &there, &mut halted)?;
     }
     drop(halted);
     Ok(())

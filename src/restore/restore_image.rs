@@ -11,6 +11,7 @@
 
 use std::io;
 use std::path::Path;
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
@@ -27,6 +28,7 @@ use crate::criu::Tcp;
 use crate::gpu::mapping::GpuPlan;
 use crate::gpu::resident::{ResidentRestore, Standby};
 use crate::job::{self, CutAway, OpenFile, OtherBytes, Relation};
+use crate::network_socket::open_here;
 use crate::run::gpu_facts::CudaFacts;
 use crate::run::image_facts::{ImageFacts, Phase, Stopwatch};
 use crate::run::progress::{Step, Work};
@@ -103,7 +105,7 @@ pub(crate) struct Restored {
 pub(crate) fn bring_back(
     context: &RunContext,
     standby: &Standby,
-    sandbox: &Sandbox,
+    sandbox: &Arc<Sandbox>,
     streams: &SharedStreams,
     candidate: Candidate,
 ) -> Result<Restored, RestoreError> {
@@ -160,7 +162,7 @@ pub(crate) fn bring_back(
 /// A restore under way.
 struct Restore<'a> {
     context: &'a RunContext,
-    sandbox: &'a Sandbox,
+    sandbox: &'a Arc<Sandbox>,
     streams: &'a SharedStreams,
     image: &'a ImageReader,
     facts: &'a ImageFacts,
@@ -181,7 +183,10 @@ impl Restore<'_> {
         let aside = context.aside(id);
         let relation = relation(context, facts);
         locked(self.streams).make_whole(&facts.streams, relation, &aside, other_bytes(context))?;
-        facts.sockets.destroy_leftovers()?;
+        // A new network namespace has none.
+        if !self.sandbox.isolation().has_network() {
+            facts.sockets.destroy_leftovers(&open_here)?;
+        }
         for content in facts.files.iter().filter_map(|file| file.content.as_ref()) {
             // The first read only verifies the hashes: no file may be partly overwritten with damaged content.
             image.copy_to(content, &mut io::sink())?;
@@ -285,7 +290,8 @@ impl Restore<'_> {
         if tcp(context, facts) == Tcp::Established
             && context.config.network.tcp == config::Tcp::Close
         {
-            facts.sockets.abort_outside()?;
+            let open = |kind| self.sandbox.socket(kind);
+            facts.sockets.abort_outside(&open)?;
         }
         locked(self.streams).open();
         self.start_timers()?;

@@ -94,6 +94,25 @@ fn visible(gpus: usize, list: Option<OsString>) -> usize {
     })
 }
 
+/// Variables with the number of nodes or tasks of the parallel job that this process is a task of.
+const TASKS: [&str; 4] = [
+    "SLURM_JOB_NUM_NODES",
+    "SLURM_STEP_NUM_TASKS",
+    "OMPI_COMM_WORLD_SIZE",
+    "PMI_SIZE",
+];
+
+/// Returns true if this process is one of several tasks of a parallel job, which connect to each other by the machines'
+/// addresses.
+pub(crate) fn has_other_tasks(ours: impl Fn(&str) -> Option<OsString>) -> bool {
+    let number = |name| ours(name)?.into_string().ok()?.parse::<u32>().ok();
+    TASKS
+        .iter()
+        .copied()
+        .filter_map(number)
+        .any(|number| number > 1)
+}
+
 /// Returns the path of a store's control socket.
 #[must_use]
 pub fn socket_path(store: &Path) -> PathBuf {
@@ -165,6 +184,22 @@ mod tests {
     use super::*;
 
     type Settings<'a> = &'a [(&'a str, &'a str)];
+
+    #[test]
+    fn tasks_of_a_parallel_job_are_recognized() {
+        let found = |settings: Settings<'_>| {
+            has_other_tasks(|name| {
+                let found = settings.iter().find(|(key, _)| *key == name);
+                found.map(|(_, value)| value.into())
+            })
+        };
+        assert!(!found(&[("SLURM_JOB_NUM_NODES", "1"), ("PMI_SIZE", "x")]));
+        assert!(found(&[
+            ("SLURM_JOB_NUM_NODES", "1"),
+            ("SLURM_STEP_NUM_TASKS", "4")
+        ]));
+        assert!(found(&[("SLURM_JOB_NUM_NODES", "2")]));
+    }
 
     #[test]
     fn systemd_s_variables_and_the_key_s_stay_here_and_ours_are_set() {

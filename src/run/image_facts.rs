@@ -13,7 +13,7 @@ use crate::clock;
 use crate::files::Kept;
 use crate::job::{Node, OpenFile, ProcessAccount, Sockets, ThreadAttributes, Timer};
 use crate::path_text::{self, CommandLine};
-use crate::sandbox::{IoUring, Isolation, JobPids};
+use crate::sandbox::{IoUring, Isolation, JobPids, Network};
 use crate::store::ImageId;
 
 /// Stream with the list of the files that the job writes.
@@ -106,6 +106,9 @@ pub struct ImageFacts {
     /// filters, or if there are none.
     #[serde(default = "not_inherited")]
     pub io_uring: IoUring,
+    /// True if the job had a network namespace.
+    #[serde(default)]
+    pub own_network: bool,
     /// The CUDA part, if there is one.
     pub cuda: Option<CudaFacts>,
     /// Token that names the job's agents; `None` in images made before there were agents.
@@ -148,7 +151,11 @@ impl ImageFacts {
     #[must_use]
     pub fn isolation(&self) -> Isolation {
         if self.namespace_of.is_some() {
-            Isolation::User
+            Isolation::User(if self.own_network {
+                Network::Own
+            } else {
+                Network::Host
+            })
         } else if self.isolated {
             Isolation::Namespaces
         } else {

@@ -1,11 +1,13 @@
 //! A running job, and the streams that it shares with ckpt-run.
 
+use std::io;
 use std::sync::{Arc, Mutex};
 
 use super::own_activity::OwnActivity;
 use super::streams::Streams;
-use crate::agent_client::Token;
+use crate::agent_client::{Channel, Token};
 use crate::job::{self, Process, TreeError};
+use crate::network_socket::NetworkSocket;
 use crate::sandbox::{JobPids, Sandbox};
 
 /// A job that runs, or is about to.
@@ -22,6 +24,12 @@ pub(crate) struct Job {
 }
 
 impl Job {
+    /// Returns the job's agents, if it was started with any.
+    pub fn agents(&self) -> Option<Agents> {
+        let sandbox = Arc::clone(&self.sandbox);
+        self.token.map(|token| Agents { token, sandbox })
+    }
+
     /// Returns true if the job's first process is in the list and is not about to die.
     pub fn lives(&self, processes: &[Process]) -> bool {
         self.first_among(processes)
@@ -44,6 +52,20 @@ impl Job {
             .iter()
             .find(|process| process.pid == self.pids.job)?;
         job::is_alive(first.host_pid).then_some(first.host_pid)
+    }
+}
+
+/// The agents of a job, which have names in the job's network namespace.
+#[derive(Clone, Debug)]
+pub(crate) struct Agents {
+    pub token: Token,
+    pub sandbox: Arc<Sandbox>,
+}
+
+impl Agents {
+    /// Creates a socket for requests to them.
+    pub fn channel(&self) -> io::Result<Channel> {
+        Channel::of(self.sandbox.socket(NetworkSocket::Datagrams)?)
     }
 }
 

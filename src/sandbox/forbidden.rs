@@ -7,8 +7,8 @@ use std::path::Path;
 
 use nix::libc;
 
-/// Namespaces that a user's sandbox has; `user.max_KIND_namespaces` limits their number.
-const KINDS: [&str; 4] = ["user", "pid", "mnt", "ipc"];
+/// Namespaces that a user's sandbox may have; `user.max_KIND_namespaces` limits their number.
+const KINDS: [&str; 5] = ["user", "pid", "mnt", "ipc", "net"];
 
 /// Cause that forbids a sandbox in a user namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]

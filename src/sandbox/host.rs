@@ -16,13 +16,18 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{Id, WaitPidFlag, waitid, waitpid};
 use nix::unistd::Pid;
 
-use super::Isolation;
 use super::callers_signals::CallersSignals;
 use super::io_uring::IoUring;
+use super::network::{self, Connection, NetworkError};
 use super::protocol::{Credentials, Ended, Event, Request, ToolCommand, receive, send};
 use super::spawn::{SpawnError, privilege_missing, spawn};
 use super::user_namespace::is_in_user_namespace;
+use super::{Isolation, Network};
+use crate::network_socket::NetworkSocket;
 use crate::sync::locked;
+
+/// Time limit for pid 1 to create a socket. It never waits for anything else.
+const SOCKET_LIMIT: Duration = Duration::from_secs(10);
 
 /// Reasons why a request to the sandbox failed.
 #[derive(Debug, thiserror::Error)]
@@ -44,6 +49,9 @@ pub enum SandboxError {
     /// Pid 1 has exited.
     #[error("cannot reach the sandbox: it has ended")]
     Gone,
+    /// The job's own network has no connection to the machine's.
+    #[error(transparent)]
+    Network(#[from] NetworkError),
     /// Another tool is running in the sandbox.
     #[error("cannot run two tools at once in one sandbox")]
     Busy,
@@ -63,6 +71,8 @@ pub struct Sandbox {
     /// True if pid 1 was reaped. Its number may belong to another process then.
     reaped: Arc<Mutex<bool>>,
     tool_events: Mutex<Receiver<Event>>,
+    /// The requested sockets, or the system's error numbers.
+    sockets: Mutex<Receiver<io::Result<OwnedFd>>>,
     /// True if a watcher is running, which must exit after the job.
     watched: AtomicBool,
 }
@@ -92,7 +102,7 @@ impl Sandbox {
                 let _ = waitpid(pid, None);
                 return Err(match failed {
                     Ok(Some((Event::Failed { operation, errno }, _)))
-                        if isolation == Isolation::User && privilege_missing(errno) =>
+                        if isolation.is_user() && privilege_missing(errno) =>
                     {
                         SpawnError::forbidden(operation, io::Error::from_raw_os_error(errno)).into()
                     }
@@ -105,15 +115,31 @@ impl Sandbox {
                 });
             }
         }
+        let network = match isolation
+            .has_network()
+            .then(|| Connection::start(program, pid))
+        {
+            Some(Err(error)) => {
+                let _ = kill(pid, Signal::SIGKILL);
+                let _ = waitpid(pid, None);
+                return Err(error.into());
+            }
+            Some(Ok(connection)) => Some(connection.follow().map_err(SandboxError::Talk)?),
+            None => None,
+        };
         let (to_tool, tool_events) = channel();
+        let (to_socket, sockets) = channel();
         let listener = control.try_clone().map_err(SandboxError::Talk)?;
         let reaped = Arc::new(Mutex::new(false));
         let reaping = Arc::clone(&reaped);
         thread::Builder::new()
             .name("sandbox".to_owned())
             .spawn(move || {
-                listen(&listener, &to_tool, &on_event);
+                listen(&listener, (&to_tool, &to_socket), &on_event);
                 reap(pid, &reaping);
+                if let Some(ended) = network {
+                    network::await_end(&ended);
+                }
                 on_event(None);
             })
             .map_err(SandboxError::Talk)?;
@@ -124,6 +150,7 @@ impl Sandbox {
             sending: Mutex::new(()),
             reaped,
             tool_events: Mutex::new(tool_events),
+            sockets: Mutex::new(sockets),
             watched: AtomicBool::new(false),
         }))
     }
@@ -150,13 +177,13 @@ impl Sandbox {
     /// Returns true if CRIU can restore the job's TCP connections: it has `CAP_NET_ADMIN` over their network.
     #[must_use]
     pub fn keeps_connections(&self) -> bool {
-        self.isolation != Isolation::User
+        self.isolation != Isolation::User(Network::Host)
     }
 
     /// Returns true if CRIU has no privileges on the machine in here, only over the job.
     #[must_use]
     pub fn is_unprivileged(&self) -> bool {
-        self.isolation == Isolation::User || is_in_user_namespace()
+        self.isolation.is_user() || is_in_user_namespace()
     }
 
     /// Starts the job, in the terminal that its stdout is, if it is one; [`Event::Started`], [`Event::NotStarted`] or [`Event::Failed`] follows.
@@ -185,6 +212,25 @@ impl Sandbox {
     fn say(&self, request: &Request, descriptors: &[RawFd]) -> Result<(), SandboxError> {
         let _alone = locked(&self.sending);
         send(&self.control, request, descriptors).map_err(SandboxError::Talk)
+    }
+
+    /// Creates a socket in the job's network namespace.
+    ///
+    /// # Errors
+    /// The kernel refuses, or pid 1 cannot be reached.
+    pub fn socket(&self, kind: NetworkSocket) -> io::Result<OwnedFd> {
+        if !self.isolation.has_network() {
+            return kind.open();
+        }
+        let sockets = locked(&self.sockets);
+        while sockets.try_recv().is_ok() {} // a late reply
+        self.say(&Request::Socket(kind), &[])
+            .map_err(io::Error::other)?;
+        let reply = sockets.recv_timeout(SOCKET_LIMIT);
+        reply.map_err(|error| match error {
+            RecvTimeoutError::Timeout => io::Error::from(io::ErrorKind::TimedOut),
+            RecvTimeoutError::Disconnected => io::ErrorKind::NotConnected.into(),
+        })?
     }
 
     /// Sends a signal to the job's process group, or to every process of the job.
@@ -236,10 +282,10 @@ impl Sandbox {
     pub fn kill(&self) {
         // A sandbox that is gone is what was wanted.
         match self.isolation {
-            Isolation::Namespaces | Isolation::User
+            Isolation::Namespaces | Isolation::User(_)
                 if self.watched.load(Ordering::Relaxed) && self.say(&Request::End, &[]).is_ok() => {
             }
-            Isolation::Namespaces | Isolation::User => {
+            Isolation::Namespaces | Isolation::User(_) => {
                 let reaped = locked(&self.reaped);
                 if !*reaped {
                     let _ = kill(self.pid, Signal::SIGKILL);
@@ -284,7 +330,13 @@ impl ToolRun<'_> {
                 operation,
                 source: io::Error::from_raw_os_error(errno),
             }),
-            Ok(Event::Ready | Event::Started(_) | Event::NotStarted(_) | Event::JobEnded(_))
+            Ok(
+                Event::Ready
+                | Event::Started(_)
+                | Event::NotStarted(_)
+                | Event::JobEnded(_)
+                | Event::Socket(_),
+            )
             | Err(RecvTimeoutError::Disconnected) => Err(SandboxError::Gone),
             Err(RecvTimeoutError::Timeout) => Err(SandboxError::Slow(limit)),
         }
@@ -301,10 +353,24 @@ fn reap(pid: Pid, reaped: &Mutex<bool>) {
     *reaped = true;
 }
 
-fn listen(control: &UnixStream, to_tool: &Sender<Event>, on_event: &impl Fn(Option<Event>)) {
-    while let Ok(Some((event, _))) = receive::<Event>(control) {
+fn listen(
+    control: &UnixStream,
+    (to_tool, to_socket): (&Sender<Event>, &Sender<io::Result<OwnedFd>>),
+    on_event: &impl Fn(Option<Event>),
+) {
+    while let Ok(Some((event, descriptors))) = receive::<Event>(control) {
         match event {
             Event::ToolEnded(_) => drop(to_tool.send(event)),
+            Event::Socket(errno) => {
+                let socket = match errno {
+                    Some(errno) => Err(io::Error::from_raw_os_error(errno)),
+                    None => descriptors
+                        .into_iter()
+                        .next()
+                        .ok_or(io::ErrorKind::InvalidData.into()),
+                };
+                drop(to_socket.send(socket));
+            }
             Event::Failed { .. } => {
                 // Pid 1 handles one request at a time, so the event is for the current waiter.
                 let _ = to_tool.send(event.clone());

@@ -26,15 +26,17 @@ use nix::unistd::{Pid, setsid};
 use super::io_uring::IoUring;
 use super::protocol::{Ended, Event, JobPids, Request, ToolCommand, receive, send};
 use super::spawn::{CONTROL_DESCRIPTOR, raise_to_hard_limit};
-use super::user_namespace::{map_user, user_of};
-use super::{descendants, mounts, root};
+use super::user_namespace::{map_user, network_of, user_of};
+use super::{descendants, mounts, own_network, root};
+use crate::network_socket::NetworkSocket;
 
-/// Runs pid 1 until the supervisor is gone. `mode` is `namespaces`, `user UID GID` or `none`.
+/// Runs pid 1 until the supervisor is gone. `mode` is `namespaces`, `user UID GID`, `network UID GID SETTINGS` or `none`.
 #[must_use]
 pub fn main(mode: &str) -> ExitCode {
     let control = take_control();
     let isolated = mode != "none";
-    let result = Init::set_up(control, isolated, user_of(mode)).and_then(Init::run);
+    let users = (user_of(mode), network_of(mode));
+    let result = Init::set_up(control, isolated, users).and_then(Init::run);
     if !isolated {
         // Without a PID namespace, only this call prevents the job from outliving the supervisor.
         descendants::kill_all();
@@ -68,7 +70,11 @@ struct Init {
 }
 
 impl Init {
-    fn set_up(control: UnixStream, isolated: bool, user: Option<(u32, u32)>) -> io::Result<Self> {
+    fn set_up(
+        control: UnixStream,
+        isolated: bool,
+        (user, network): (Option<(u32, u32)>, Option<&str>),
+    ) -> io::Result<Self> {
         let attempt = || -> Result<SignalFd, (&str, io::Error)> {
             let step =
                 |operation, result: io::Result<()>| result.map_err(|error| (operation, error));
@@ -85,6 +91,10 @@ impl Init {
                 step("mount /proc", mounts::mount_proc())?;
                 // If this fails, the job uses the machine's terminals.
                 let _ = mounts::mount_terminals(user.is_some());
+                if let (Some(network), Some((_, group))) = (network, user) {
+                    let done = own_network::set_up(network, group);
+                    step("make name servers reachable", done)?;
+                }
             } else {
                 step(
                     "adopt orphans",
@@ -188,6 +198,7 @@ impl Init {
                 self.signal(signal, everyone);
                 Ok(None)
             }
+            Request::Socket(kind) => return self.open_socket(kind),
             Request::KillTools => {
                 for tool in self.tools.keys() {
                     // The tool is not reaped yet, so the number belongs to no other process.
@@ -230,6 +241,16 @@ impl Init {
         }
         self.tools.insert(pid, tool.restores);
         Ok(())
+    }
+
+    fn open_socket(&self, kind: NetworkSocket) -> io::Result<()> {
+        match kind.open() {
+            Ok(socket) => send(&self.control, &Event::Socket(None), &[socket.as_raw_fd()]),
+            Err(error) => {
+                let errno = error.raw_os_error().unwrap_or(libc::EIO);
+                send(&self.control, &Event::Socket(Some(errno)), &[])
+            }
+        }
     }
 
     fn watch(

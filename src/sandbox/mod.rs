@@ -29,6 +29,9 @@ mod init;
 mod io_uring;
 mod job_user;
 mod mounts;
+mod network;
+mod network_keeper;
+mod own_network;
 mod protocol;
 mod root;
 mod spawn;
@@ -41,6 +44,8 @@ pub use init::main as init_main;
 pub use io_uring::IoUring;
 pub use job_user::{JobUser, UserError};
 pub use mounts::own_mount;
+pub use network::{NetworkError, find_pasta};
+pub use network_keeper::{KEEPER_ARGUMENT, main as network_keeper_main};
 pub use protocol::{Credentials, Ended, Event, JobPids, ToolCommand};
 pub use spawn::{SpawnError, privilege_missing, raise_descriptor_limit, with_job_descriptor_limit};
 pub use user_namespace::{enter_user_namespace, is_in_user_namespace};
@@ -54,9 +59,18 @@ pub enum Isolation {
     /// Own PID, mount and IPC namespace.
     Namespaces,
     /// The same namespaces in a user namespace: needs no privilege.
-    User,
+    User(Network),
     /// A plain child: restores only while its pids are free on the host.
     None,
+}
+
+/// Network of a job in a user namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Network {
+    /// The machine's.
+    Host,
+    /// A network namespace, which pasta connects to the machine's network.
+    Own,
 }
 
 impl Isolation {
@@ -64,8 +78,20 @@ impl Isolation {
     #[must_use]
     pub fn has_namespaces(self) -> bool {
         match self {
-            Self::Namespaces | Self::User => true,
+            Self::Namespaces | Self::User(_) => true,
             Self::None => false,
         }
+    }
+
+    /// Returns true if the job has a user namespace.
+    #[must_use]
+    pub fn is_user(self) -> bool {
+        matches!(self, Self::User(_))
+    }
+
+    /// Returns true if the job has a network namespace.
+    #[must_use]
+    pub fn has_network(self) -> bool {
+        self == Self::User(Network::Own)
     }
 }

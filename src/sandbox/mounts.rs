@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use nix::mount::{MsFlags, mount};
 
+use super::own_network::RESOLVER_COPY;
 use crate::mount_table::Mount;
 
 /// Device that creates new terminals.
@@ -90,9 +91,11 @@ fn difference(machines: Vec<Mount>, jobs: Vec<Mount>) -> Option<PathBuf> {
 }
 
 fn is_sandboxs(mount: &Mount) -> bool {
-    SANDBOXS_OWN.iter().any(|(point, kind, root)| {
-        mount.point == Path::new(point) && mount.kind == *kind && mount.root == Path::new(root)
-    })
+    let is_resolver = mount.root == Path::new("/").join(RESOLVER_COPY) && mount.kind == "tmpfs";
+    is_resolver
+        || SANDBOXS_OWN.iter().any(|(point, kind, root)| {
+            mount.point == Path::new(point) && mount.kind == *kind && mount.root == Path::new(root)
+        })
 }
 
 #[cfg(test)]
@@ -117,6 +120,7 @@ mod tests {
             "30 21 0:99 / /proc rw,nosuid - proc proc rw",
             "31 22 0:98 / /dev/pts rw - devpts devpts rw",
             "32 22 0:98 /ptmx /dev/ptmx rw - devpts devpts rw",
+            "34 20 0:97 /ckpt-run-resolv.conf /etc/resolv.conf rw - tmpfs none rw",
         ];
         assert_eq!(own(&sandboxs), None);
         for (line, point) in [

@@ -16,6 +16,7 @@ use super::callers_signals::CallersSignals;
 use super::io_uring::IoUring;
 use crate::checked;
 use crate::fd_passing;
+use crate::network_socket::NetworkSocket;
 
 /// Limit on the size of a message. A command line may have 2 MiB (`ARG_MAX`), which JSON expands several times.
 const MESSAGE_BYTES_MAX: u32 = 32 << 20;
@@ -47,6 +48,8 @@ pub(super) enum Request {
     Signal { signal: i32, everyone: bool },
     /// Kill the running tools.
     KillTools,
+    /// Create a socket in the sandbox's network namespace.
+    Socket(NetworkSocket),
 }
 
 /// A program to run inside the sandbox.
@@ -106,6 +109,8 @@ pub enum Event {
     Started(JobPids),
     /// A tool has exited.
     ToolEnded(Ended),
+    /// The requested socket, as the descriptor of the message, or the system's error number.
+    Socket(Option<i32>),
     /// The job's root process has exited.
     JobEnded(Ended),
 }

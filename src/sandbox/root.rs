@@ -180,7 +180,7 @@ fn spawn_job(job: &JobCommand<'_>, stdio: [OwnedFd; 3]) -> io::Result<Pid> {
 
 /// Ignores signals that schedulers send to all processes at once. The job may handle them and finish later, and would
 /// be killed if this process died.
-fn ignore_signals() {
+pub(super) fn ignore_signals() {
     for ignored in [
         Signal::SIGHUP,
         Signal::SIGINT,

@@ -24,7 +24,7 @@ use nix::sched::CloneFlags;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::unistd::{Pid, getegid, geteuid};
 
-use super::{Forbidden, INIT_ARGUMENT, Isolation, user_namespace};
+use super::{Forbidden, INIT_ARGUMENT, Isolation, Network, own_network, user_namespace};
 
 /// Size of the cloned child's stack until its `execve`.
 const CHILD_STACK_BYTES: usize = 64 << 10;
@@ -153,14 +153,14 @@ pub(super) fn spawn(
     let own = CloneFlags::CLONE_NEWPID | CloneFlags::CLONE_NEWNS;
     let flags = match isolation {
         Isolation::Namespaces => own,
-        Isolation::User => own | CloneFlags::CLONE_NEWUSER,
+        Isolation::User(Network::Host) => own | CloneFlags::CLONE_NEWUSER,
+        Isolation::User(Network::Own) => own | CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNET,
         Isolation::None => CloneFlags::empty(),
     };
-    let keeps_rights = isolation == Isolation::User;
     let mut stack = vec![0u8; CHILD_STACK_BYTES];
     let child = Box::new(|| {
-        if keeps_rights {
-            user_namespace::keep_rights();
+        if isolation.is_user() {
+            user_namespace::keep_rights(isolation.has_network());
         }
         become_init(dies_with_us, socket, &path, &argv, &envp)
     });
@@ -169,7 +169,7 @@ pub(super) fn spawn(
     let pid = unsafe { nix::sched::clone(child, &mut stack, flags, Some(libc::SIGCHLD)) };
     match pid {
         Ok(pid) => Ok((pid, ours)),
-        Err(errno) if isolation == Isolation::User => Err(SpawnError::forbidden(
+        Err(errno) if isolation.is_user() => Err(SpawnError::forbidden(
             "create a user namespace".to_owned(),
             errno.into(),
         )),
@@ -178,11 +178,17 @@ pub(super) fn spawn(
     }
 }
 
-/// Returns pid 1's argument for its isolation. For a user namespace it contains the ids to be mapped.
+/// Returns pid 1's argument for its isolation. For a user namespace it contains the ids to be mapped, and for a
+/// network namespace the machine's settings.
 fn mode_of(isolation: Isolation) -> OsString {
     match isolation {
         Isolation::Namespaces => "namespaces".into(),
-        Isolation::User => format!("user {} {}", geteuid(), getegid()).into(),
+        Isolation::User(Network::Host) => format!("user {} {}", geteuid(), getegid()).into(),
+        Isolation::User(Network::Own) => {
+            let mut mode = OsString::from(format!("network {} {} ", geteuid(), getegid()));
+            mode.push(own_network::of_machine());
+            mode
+        }
         Isolation::None => "none".into(),
     }
 }

@@ -44,7 +44,8 @@ pub fn is_in_user_namespace() -> bool {
 /// Capabilities that have no effect in the namespace, by their numbers in linux/capability.h, all below 32. CRIU would use
 /// them and fail: to become root, which is not mapped (`CAP_SETUID`), to change the machine's network (`CAP_NET_ADMIN`), and
 /// to raise limits (`CAP_SYS_RESOURCE`).
-const WITHOUT_EFFECT: [libc::c_ulong; 3] = [7, 12, 24];
+const WITHOUT_EFFECT: [libc::c_ulong; 3] = [7, CAP_NET_ADMIN, 24];
+const CAP_NET_ADMIN: libc::c_ulong = 12;
 
 /// Moves this process into a user namespace of its own and into these other namespaces, in which it has all capabilities
 /// until it executes a program. The process must have one thread; the function waits for others that are about to exit.
@@ -68,8 +69,9 @@ fn threads() -> usize {
 /// Lets this process keep its capabilities when it executes a program, and that program when it executes others.
 ///
 /// The function may be called between clone and execve, because it makes only system calls. If the kernel refuses them, the
-/// first step of pid 1 fails.
-pub(super) fn keep_rights() {
+/// first step of pid 1 fails. `CAP_NET_ADMIN` has an effect on a network namespace that was created together with the
+/// user namespace.
+pub(super) fn keep_rights(owns_network: bool) {
     let Some(mut sets) = capabilities() else {
         return;
     };
@@ -77,12 +79,14 @@ pub(super) fn keep_rights() {
         set.inheritable = set.permitted;
     }
     // As root of the namespace, programs have the inheritable capabilities too.
-    for capability in WITHOUT_EFFECT {
+    let kept = |capability| owns_network && capability == CAP_NET_ADMIN;
+    let dropped = |capability| WITHOUT_EFFECT.contains(&capability) && !kept(capability);
+    for capability in WITHOUT_EFFECT.into_iter().filter(|one| dropped(*one)) {
         sets[0].inheritable &= !(1 << capability);
     }
     set_capabilities(&sets);
     for capability in 0..CAPABILITIES_MAX {
-        let (option, first, second) = if WITHOUT_EFFECT.contains(&capability) {
+        let (option, first, second) = if dropped(capability) {
             (libc::PR_CAPBSET_DROP, capability, 0)
         } else {
             let raise = libc::PR_CAP_AMBIENT_RAISE as libc::c_ulong;
@@ -107,10 +111,18 @@ pub(super) fn drop_rights() -> io::Result<()> {
     }
 }
 
-/// Parses the user and group from pid 1's argument `user UID GID`.
+/// Parses the user and group from pid 1's argument `user UID GID` or `network UID GID SETTINGS`.
 pub(super) fn user_of(mode: &str) -> Option<(u32, u32)> {
-    let (user, group) = mode.strip_prefix("user ")?.split_once(' ')?;
-    Some((user.parse().ok()?, group.parse().ok()?))
+    let mut words = mode.split(' ');
+    match words.next()? {
+        "user" | "network" => Some((words.next()?.parse().ok()?, words.next()?.parse().ok()?)),
+        _ => None,
+    }
+}
+
+/// Returns the settings in pid 1's argument `network UID GID SETTINGS`.
+pub(super) fn network_of(mode: &str) -> Option<&str> {
+    mode.strip_prefix("network ")?.split(' ').nth(2)
 }
 
 /// Maps the user and group that created this process's namespace to the same numbers in it.

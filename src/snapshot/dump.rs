@@ -222,7 +222,8 @@ impl<'a> Dump<'a> {
         let processes = job::tree(self.root)?;
         let open = Descriptors::of_all(&processes)?;
         let sockets = sockets(self.subject, &open)?;
-        let lock = sockets.hold_for_dump()?;
+        let sandbox = &self.subject.job.sandbox;
+        let lock = sockets.hold_for_dump(&|kind| sandbox.socket(kind))?;
         *locked(&self.network) = Some(Network {
             sockets,
             _lock: lock,
@@ -333,10 +334,13 @@ pub(super) fn sockets(
     open: &[Descriptors],
 ) -> Result<job::Sockets, job::SocketsError> {
     let sockets = job::Sockets::record(open, backlog(context))?;
-    if job.sandbox.keeps_connections() {
+    let kept = context.config.network.tcp == config::Tcp::Keep;
+    if job.sandbox.isolation().has_network() {
+        sockets.without_carried(kept)
+    } else if job.sandbox.keeps_connections() {
         Ok(sockets)
     } else {
-        sockets.without_connections(context.config.network.tcp == config::Tcp::Keep)
+        sockets.without_connections(kept)
     }
 }
 

@@ -12,7 +12,7 @@ use crate::run::gpu_facts::CudaFacts;
 use crate::run::image_facts::ImageFacts;
 use crate::run::machine;
 use crate::run::streams::Marks;
-use crate::sandbox::{IoUring, Isolation};
+use crate::sandbox::IoUring;
 
 /// Facts about the processes' open files and descriptors. Recording them takes time, which CRIU needs as well.
 pub(crate) struct Opened {
@@ -111,6 +111,7 @@ impl Recorded {
         let mut processes = self.processes.iter();
         let root = processes.find(|process| process.pid == job.pids.root);
         let filters = root.and_then(|root| job.sandbox.inherited_filters(root.host_pid));
+        let isolation = job.sandbox.isolation();
         ImageFacts {
             trigger,
             token: job.token,
@@ -126,9 +127,9 @@ impl Recorded {
             processes: self.processes.len(),
             process_tree: self.accounts,
             pids: job.pids,
-            isolated: job.sandbox.isolation().has_namespaces(),
-            namespace_of: (job.sandbox.isolation() == Isolation::User)
-                .then(|| nix::unistd::geteuid().as_raw()),
+            isolated: isolation.has_namespaces(),
+            namespace_of: isolation.is_user().then(|| nix::unistd::geteuid().as_raw()),
+            own_network: isolation.has_network(),
             io_uring: match filters {
                 None | Some(0) => IoUring::Allow,
                 Some(_) => IoUring::Hide,

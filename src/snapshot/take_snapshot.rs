@@ -233,7 +233,7 @@ fn resident_plan(
     afterwards: Afterwards,
     despite: Option<&ResidentError>,
 ) -> Result<Option<ResidentPlan>, SnapshotError> {
-    let Some((gpu, token)) = gpu.zip(job.token.as_ref()) else {
+    let Some((gpu, agents)) = gpu.zip(job.agents()) else {
         return Ok(None);
     };
     let purpose = match afterwards {
@@ -243,7 +243,7 @@ fn resident_plan(
     let options = PlanOptions {
         context,
         standby,
-        token,
+        agents: &agents,
         moved: &job.moved,
         purpose,
         despite,

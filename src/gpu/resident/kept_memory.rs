@@ -10,6 +10,7 @@ use crate::agent_client::{Agent, AgentError, Channel, Held, Origin, Token};
 use crate::cuda::{self, Driver, GpuUuid, Locked, State, SuspendOptions, TreeError};
 use crate::job::{self, Process};
 use crate::run::resident_facts::{ResidentFacts, ResidentProcess, ResidentSegment};
+use crate::run::running_job::Agents;
 
 /// Time limit for an agent's description of itself. Agents reply from memory; a longer time means that there is no
 /// agent.
@@ -37,7 +38,7 @@ const MAP_TRIES_MAX: u32 = 3;
 #[derive(Debug)]
 pub(crate) struct KeptMemory {
     channel: Channel,
-    token: Token,
+    agents: Agents,
     processes: Vec<KeptProcess>,
     /// True if only an image contains the memory.
     evicted: bool,
@@ -108,12 +109,12 @@ impl KeptProcess {
 
 impl KeptMemory {
     /// Prepares for processes that still have their memory; no memory is kept yet.
-    pub(super) fn of(token: &Token, covers: &[Cover]) -> Result<Self, ResidentError> {
+    pub(super) fn of(agents: &Agents, covers: &[Cover]) -> Result<Self, ResidentError> {
         let covered = covers.iter().filter(|cover| cover.bytes() > 0);
         let process = |cover: &Cover| KeptProcess::of(cover.host_pid, cover.pid, Vec::new());
         Ok(Self {
-            channel: Channel::bind()?,
-            token: *token,
+            channel: agents.channel()?,
+            agents: agents.clone(),
             processes: covered.map(process).collect(),
             evicted: false,
         })
@@ -126,14 +127,14 @@ impl KeptMemory {
         covers: &[Cover],
     ) -> Result<(), ResidentError> {
         let pids = covers.iter().map(|cover| (cover.host_pid, cover.pid));
-        let now = ask(&mut self.channel, &self.token, driver, pids)?;
+        let now = ask(&mut self.channel, &self.agents.token, driver, pids)?;
         let is_prepared = |cover: &Cover| self.processes.iter().any(|one| one.pid == cover.pid);
         expect_no_newcomer(&now, is_prepared)
     }
 
     /// Prepares for those of the recorded processes that exist after a restore, with the memory allocated for them.
     pub(crate) fn restored(
-        token: &Token,
+        agents: &Agents,
         there: &[Process],
         memory: Memory,
     ) -> Result<Self, ResidentError> {
@@ -144,8 +145,8 @@ impl KeptMemory {
         };
         let processes: Result<_, ResidentError> = memory.into_iter().map(process).collect();
         Ok(Self {
-            channel: Channel::bind()?,
-            token: *token,
+            channel: agents.channel()?,
+            agents: agents.clone(),
             processes: processes?,
             evicted: false,
         })
@@ -215,7 +216,7 @@ impl KeptMemory {
         // ready first.
         for process in &self.processes {
             let pid = process.pid;
-            let mut agent = process.agent(&mut self.channel, &self.token);
+            let mut agent = process.agent(&mut self.channel, &self.agents.token);
             let probed = agent.probe(PROBE_LIMIT);
             probed.map_err(|source| ResidentError::Agent { pid, source })?;
         }
@@ -242,7 +243,7 @@ impl KeptMemory {
     fn ask_origins(&mut self, place: usize) -> Result<Vec<Origin>, ResidentError> {
         let process = &self.processes[place];
         let pid = process.pid;
-        let mut agent = process.agent(&mut self.channel, &self.token);
+        let mut agent = process.agent(&mut self.channel, &self.agents.token);
         match agent.origins(HELLO_LIMIT) {
             // Older agents have no sharing.
             Err(AgentError::Refused { .. }) => Ok(Vec::new()),
@@ -286,7 +287,7 @@ impl KeptMemory {
     fn release(&mut self, place: usize) -> Result<Vec<Held>, ResidentError> {
         let process = &self.processes[place];
         let pid = process.pid;
-        let mut agent = process.agent(&mut self.channel, &self.token);
+        let mut agent = process.agent(&mut self.channel, &self.agents.token);
         let error = match agent.release(RELEASE_LIMIT) {
             Ok(held) => return Ok(held),
             Err(error) => error,
@@ -299,7 +300,7 @@ impl KeptMemory {
         match error {
             AgentError::TimedOut { .. } | AgentError::Io { .. } => {
                 let called_off = agent.call_off();
-                self.channel = Channel::bind().map_err(|error| lost(error.into()))?;
+                self.channel = self.agents.channel().map_err(|error| lost(error.into()))?;
                 match called_off {
                     Ok(None) => Err(failed(error)),
                     Ok(Some(held)) => Ok(held),
@@ -321,7 +322,7 @@ impl KeptMemory {
     pub(super) fn remake(&mut self) -> Result<Memory, ResidentError> {
         let mut remake = |process: &KeptProcess| {
             let pid = process.pid;
-            let mut agent = process.agent(&mut self.channel, &self.token);
+            let mut agent = process.agent(&mut self.channel, &self.agents.token);
             let made = agent.remake(REMAKE_LIMIT);
             let made = made.map_err(|source| ResidentError::Agent { pid, source })?;
             Ok((pid, made))
@@ -338,7 +339,7 @@ impl KeptMemory {
         let mut result = Ok(());
         for process in &mut self.processes {
             let pid = process.pid;
-            let mut agent = process.agent(&mut self.channel, &self.token);
+            let mut agent = process.agent(&mut self.channel, &self.agents.token);
             let mut mapped = agent.map(&process.held, MAP_LIMIT);
             for _ in 1..MAP_TRIES_MAX {
                 let Err(source) = &mapped else { break };

@@ -12,10 +12,11 @@ use super::error::ResidentError;
 use super::kept_memory::KeptMemory;
 use super::refill::{Memory, gpus_now, new_gpu, refill};
 use super::standby::Standby;
-use crate::agent_client::{Held, Token};
+use crate::agent_client::Held;
 use crate::cuda::GpuUuid;
 use crate::job::Process;
 use crate::run::resident_facts::{ResidentFacts, ResidentSegment};
+use crate::run::running_job::Agents;
 use crate::store::ImageReader;
 
 use super::super::halted::{HaltedProcesses, LAST_RESORT};
@@ -70,17 +71,17 @@ impl<'a> ResidentRestore<'a> {
     /// The job cannot compute.
     pub fn finish(
         self,
-        token: &Token,
+        agents: &Agents,
         there: &[Process],
         halted: &mut HaltedProcesses,
     ) -> Result<(), ResidentError> {
         match self {
             Self::Made(memory) => {
-                let mut kept = KeptMemory::restored(token, there, memory)?;
+                let mut kept = KeptMemory::restored(agents, there, memory)?;
                 halted.during(LAST_RESORT, || kept.give_back())
             }
             Self::Moving(gpu_move) => {
-                let memory = halted.during(LAST_RESORT, || gpu_move.remake(token, there))?;
+                let memory = halted.during(LAST_RESORT, || gpu_move.remake(agents, there))?;
                 // Takes as long as the disk does; the job's processes do no work.
                 gpu_move.fill(&memory)
             }
@@ -90,9 +91,9 @@ impl<'a> ResidentRestore<'a> {
 
 impl GpuMove<'_> {
     /// Makes all agents allocate their memory. Returns it in the order of the facts.
-    fn remake(&self, token: &Token, there: &[Process]) -> Result<Vec<Held>, ResidentError> {
+    fn remake(&self, agents: &Agents, there: &[Process]) -> Result<Vec<Held>, ResidentError> {
         let waiting = self.facts.processes.iter().map(|one| (one.pid, Vec::new()));
-        let mut made = KeptMemory::restored(token, there, waiting.collect())?.remake()?;
+        let mut made = KeptMemory::restored(agents, there, waiting.collect())?.remake()?;
         let mut memory = Vec::new();
         for process in &self.facts.processes {
             let held = made.remove(&process.pid).unwrap_or_default();

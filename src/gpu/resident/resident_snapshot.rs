@@ -12,6 +12,7 @@ use super::suspend::{ResidentProcesses, suspend};
 use crate::agent_client::{Channel, Token};
 use crate::config::Memory;
 use crate::cuda::{self, GpuUuid, SuspendOptions};
+use crate::run::running_job::Agents;
 
 use super::super::error::GpuError;
 use super::super::halted::{HaltGroup, HaltedProcesses};
@@ -25,7 +26,7 @@ use crate::store::StreamOpener;
 /// Memory that a snapshot keeps on the GPUs, and a copier for it.
 #[derive(Debug)]
 pub(crate) struct ResidentPlan {
-    token: Token,
+    agents: Agents,
     covers: Vec<Cover>,
     copy_lanes: Arc<CopyLanes>,
     /// Bytes of device memory that stay on the GPUs.
@@ -48,7 +49,7 @@ pub(crate) struct ResidentTransfer {
 pub(crate) struct PlanOptions<'a> {
     pub context: &'a RunContext,
     pub standby: &'a Standby,
-    pub token: &'a Token,
+    pub agents: &'a Agents,
     /// Processes on other GPUs than their agents know.
     pub moved: &'a [i32],
     pub purpose: Purpose,
@@ -66,19 +67,19 @@ impl ResidentPlan {
         let PlanOptions {
             context,
             standby,
-            token,
+            agents,
             moved,
             purpose,
             despite,
         } = options;
         let wanted = context.config.cuda.memory;
         let now = despite.map_or(wanted, |_| Memory::Driver);
-        let mut channel = Channel::bind()?;
-        let mut covers = ask(&mut channel, token, gpu)?;
+        let mut channel = agents.channel()?;
+        let mut covers = ask(&mut channel, &agents.token, gpu)?;
         for cover in &mut covers {
             cover.know(moved);
         }
-        let held = MemoryUsage::ask(&mut channel, token, &covers);
+        let held = MemoryUsage::ask(&mut channel, &agents.token, &covers);
         gpu.add(held.iter().flat_map(MemoryUsage::imported));
         let covers = match choose(now, purpose, machine::descriptors(), covers)? {
             Way::Resident(covers) => covers,
@@ -93,7 +94,7 @@ impl ResidentPlan {
         let shadows = shadows(held.as_ref(), &gpu.facts.gpus, covered);
         match start_carrier(context, standby, &shadows) {
             Ok((copy_lanes, room)) => Ok(Some(Self {
-                token: *token,
+                agents: agents.clone(),
                 covers,
                 copy_lanes: Arc::new(copy_lanes),
                 bytes: held.map_or(covered, |held| held.bytes()),
@@ -152,7 +153,7 @@ impl ResidentPlan {
         let processes = ResidentProcesses {
             driver: gpu.driver(),
             users: gpu.users(),
-            token: &self.token,
+            agents: &self.agents,
             covers: &self.covers,
         };
         let (suspended, halted, kept, taking) =
@@ -171,8 +172,9 @@ impl ResidentPlan {
 ///
 /// # Errors
 /// Memory would be lost.
-pub(crate) fn driver_suffices(token: &Token, gpu: &Gpu<'_>) -> Result<(), ResidentError> {
-    expect_no_newcomer(&ask(&mut Channel::bind()?, token, gpu)?, |_| false)
+pub(crate) fn driver_suffices(agents: &Agents, gpu: &Gpu<'_>) -> Result<(), ResidentError> {
+    let now = ask(&mut agents.channel()?, &agents.token, gpu)?;
+    expect_no_newcomer(&now, |_| false)
 }
 
 /// Queries the agents of all CUDA processes.

@@ -13,12 +13,12 @@ use super::copy_lanes::TakeOver;
 use super::error::ResidentError;
 use super::kept_memory::KeptMemory;
 use super::policy::Cover;
-use crate::agent_client::Token;
 use crate::cuda::{self, Driver, Locked, SuspendOptions};
 
 use super::super::halted::{HaltGroup, HaltedProcesses, LAST_RESORT};
 use crate::run::format::chain;
 use crate::run::image_facts::Stopwatch;
+use crate::run::running_job::Agents;
 
 /// Maximum number of attempts to halt the job with no thread inside the driver.
 const TRIES_MAX: u32 = 5;
@@ -31,7 +31,7 @@ pub(crate) struct ResidentProcesses<'a> {
     pub driver: &'a Driver,
     /// All CUDA processes.
     pub users: &'a [i32],
-    pub token: &'a Token,
+    pub agents: &'a Agents,
     /// CUDA processes with an agent.
     pub covers: &'a [Cover],
 }
@@ -48,7 +48,7 @@ pub(crate) fn suspend(
     watch: &mut Stopwatch,
     take: impl FnOnce(&KeptMemory) -> Result<TakeOver, ResidentError>,
 ) -> Result<(cuda::Suspended, HaltedProcesses, KeptMemory, TakeOver), ResidentError> {
-    let mut kept = KeptMemory::of(processes.token, processes.covers)?;
+    let mut kept = KeptMemory::of(processes.agents, processes.covers)?;
     let (mut halted, locked) = halt_released(processes, halt_group, options, watch, &mut kept)?;
     let taking = take(&kept);
     watch.lap("release");

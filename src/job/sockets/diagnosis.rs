@@ -7,9 +7,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use nix::errno::Errno;
 use nix::libc;
-use nix::sys::socket::{
-    AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, socket,
-};
+use nix::sys::socket::{MsgFlags, recv, send};
 
 /// Netlink message type that destroys a socket (`linux/sock_diag.h`).
 const SOCK_DESTROY: u16 = 21;
@@ -65,13 +63,9 @@ pub(in crate::job) struct Found {
 pub(super) struct Diagnosis(OwnedFd);
 
 impl Diagnosis {
-    pub(super) fn open() -> io::Result<Self> {
-        Ok(Self(socket(
-            AddressFamily::Netlink,
-            SockType::Raw,
-            SockFlag::SOCK_CLOEXEC,
-            SockProtocol::NetlinkSockDiag,
-        )?))
+    /// Uses a [`NetworkSocket::Diagnosis`](crate::network_socket::NetworkSocket).
+    pub(super) fn new(socket: OwnedFd) -> Self {
+        Self(socket)
     }
 
     /// Returns all sockets of that kind, IPv4 and IPv6.

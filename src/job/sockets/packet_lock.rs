@@ -12,9 +12,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use nix::libc;
-use nix::sys::socket::{
-    AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, socket,
-};
+use nix::sys::socket::{MsgFlags, recv, send};
 
 use super::diagnosis::{HEADER_BYTES, next_message, refused};
 
@@ -81,17 +79,12 @@ pub(crate) struct PacketLock {
 }
 
 impl PacketLock {
-    /// Drops incoming packets between these addresses, in both directions.
+    /// Drops incoming packets between these addresses, in both directions, in the network namespace of `netlink`, a
+    /// [`NetworkSocket::Netfilter`](crate::network_socket::NetworkSocket).
     ///
     /// # Errors
     /// The kernel refuses, because `CAP_NET_ADMIN` or nftables is missing. No packets are dropped then.
-    pub fn set(connections: &[(SocketAddr, SocketAddr)]) -> io::Result<Self> {
-        let netlink = socket(
-            AddressFamily::Netlink,
-            SockType::Raw,
-            SockFlag::SOCK_CLOEXEC,
-            SockProtocol::NetlinkNetFilter,
-        )?;
+    pub fn set(netlink: OwnedFd, connections: &[(SocketAddr, SocketAddr)]) -> io::Result<Self> {
         let table = table_name();
         let both: BTreeSet<_> = connections
             .iter()
@@ -298,6 +291,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::network_socket::NetworkSocket;
 
     /// Returns both ends of a connection, and its addresses.
     fn connected(address: &str) -> (TcpStream, TcpStream, (SocketAddr, SocketAddr)) {
@@ -317,7 +311,7 @@ mod tests {
         for address in ["127.0.0.1:0", "[::1]:0"] {
             let (mut held, mut held_end, ends) = connected(address);
             let (mut free, mut free_end, _) = connected(address);
-            let lock = PacketLock::set(&[ends]).unwrap();
+            let lock = PacketLock::set(NetworkSocket::Netfilter.open().unwrap(), &[ends]).unwrap();
             held.write_all(b"client").unwrap();
             held_end.write_all(b"server").unwrap();
             let mut word = [0; 6];
@@ -351,6 +345,6 @@ mod tests {
         }
         let at = |port| SocketAddr::from(([192, 0, 2, 1], port));
         let connections: Vec<_> = (1..=10_000).map(|port| (at(port), at(1))).collect();
-        PacketLock::set(&connections).unwrap();
+        PacketLock::set(NetworkSocket::Netfilter.open().unwrap(), &connections).unwrap();
     }
 }

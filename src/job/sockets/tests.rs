@@ -4,6 +4,7 @@ use super::diagnosis::{ID_BYTES, REPORT_BYTES};
 use super::*;
 use crate::job::Process;
 use crate::job::obstacles::Finding;
+use crate::network_socket::open_here;
 use nix::sys::socket::{
     AddressFamily, SockFlag, SockType, SockaddrIn, bind, connect, getsockname, socket,
 };
@@ -128,12 +129,12 @@ fn only_a_connection_to_other_programs_is_aborted() {
         outside: vec![(aborted.local_addr().unwrap(), at)],
         ..Sockets::default()
     };
-    assert_eq!(sockets.abort_outside().unwrap(), 1);
+    assert_eq!(sockets.abort_outside(&open_here).unwrap(), 1);
     let error = aborted.read(&mut [0; 1]).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::ConnectionAborted);
     server.write_all(b"x").unwrap();
     assert_eq!(kept.read(&mut [0; 1]).unwrap(), 1);
-    assert_eq!(sockets.abort_outside().unwrap(), 0);
+    assert_eq!(sockets.abort_outside(&open_here).unwrap(), 0);
 }
 
 #[test]
@@ -149,7 +150,7 @@ fn a_connection_pending_in_the_jobs_own_listener_is_inside() {
     bind(client.as_raw_fd(), &SockaddrIn::new(127, 0, 0, 1, 0)).unwrap();
     let own: SockaddrIn = getsockname(client.as_raw_fd()).unwrap();
     let from = SocketAddr::from(([127, 0, 0, 1], own.port()));
-    let _lock = PacketLock::set(&[(from, at)]).unwrap();
+    let _lock = PacketLock::set(NetworkSocket::Netfilter.open().unwrap(), &[(from, at)]).unwrap();
     let to = SockaddrIn::new(127, 0, 0, 1, at.port());
     let waits = connect(client.as_raw_fd(), &to).unwrap_err();
     assert_eq!(waits, nix::errno::Errno::EINPROGRESS);
@@ -170,12 +171,12 @@ fn received_data_survives_the_reset_of_the_other_end() {
     let server = listener.accept().unwrap().0;
     let ends = (server.local_addr().unwrap(), server.peer_addr().unwrap());
     // The server is not notified yet.
-    let _lock = PacketLock::set(&[ends]).unwrap();
+    let _lock = PacketLock::set(NetworkSocket::Netfilter.open().unwrap(), &[ends]).unwrap();
     let reset = Sockets {
         outside: vec![(ends.1, ends.0)],
         ..Sockets::default()
     };
-    assert_eq!(reset.abort_outside().unwrap(), 1);
+    assert_eq!(reset.abort_outside(&open_here).unwrap(), 1);
     let sockets = table(&[&client, &server]).sockets();
     assert_eq!(sockets.outside, [ends]);
     assert!(!sockets.are_outside_only());
@@ -197,11 +198,13 @@ fn an_address_in_time_wait_is_free_again() {
     assert_eq!(client.read(&mut [0; 1]).unwrap(), 0);
     drop((client, listener));
     let left = || {
-        let closed = Diagnosis::open().unwrap().list(Which::Closed).unwrap();
+        let closed = Diagnosis::new(NetworkSocket::Diagnosis.open().unwrap())
+            .list(Which::Closed)
+            .unwrap();
         closed.iter().filter(|one| one.local == at).count()
     };
     assert_eq!(left(), 1);
-    assert!(sockets.destroy_leftovers().unwrap() >= 1);
+    assert!(sockets.destroy_leftovers(&open_here).unwrap() >= 1);
     assert_eq!(left(), 0);
 }
 

@@ -17,7 +17,8 @@ use crate::run::program::ProgramError;
 use crate::run::run_state::RunState;
 use crate::run::running_job::Job;
 use crate::sandbox::{
-    self, IoUring, Isolation, JobPids, Sandbox, SandboxError, SpawnError, privilege_missing,
+    self, IoUring, Isolation, JobPids, Network, NetworkError, Sandbox, SandboxError, SpawnError,
+    find_pasta, privilege_missing,
 };
 use crate::supervisor::decide::event::Event;
 use crate::supervisor::error::{RunError, system};
@@ -64,8 +65,13 @@ impl Effects {
         let only = match (wanted, self.context.config.isolation) {
             (Some(isolation), _) => isolation,
             (None, config::Isolation::Auto) => return self.best_sandbox(state),
+            (None, config::Isolation::User) => return Ok(self.user_sandbox(state)?),
+            (None, config::Isolation::Namespaces | config::Isolation::None)
+                if self.wants_own_network() =>
+            {
+                return Err(SandboxError::from(NetworkError::Shared).into());
+            }
             (None, config::Isolation::Namespaces) => Isolation::Namespaces,
-            (None, config::Isolation::User) => Isolation::User,
             (None, config::Isolation::None) => Isolation::None,
         };
         Ok(self.try_sandbox(only, state)?)
@@ -75,10 +81,13 @@ impl Effects {
     fn best_sandbox(&mut self, state: &RunState) -> Result<Arc<Sandbox>, RunError> {
         match self.try_sandbox(Isolation::Namespaces, state) {
             Err(error) if is_privilege(&error) => {}
+            Ok(_) if self.wants_own_network() => {
+                return Err(SandboxError::from(NetworkError::Shared).into());
+            }
             other => return Ok(other?),
         }
-        match self.try_sandbox(Isolation::User, state) {
-            Err(error) if is_privilege(&error) => {
+        match self.user_sandbox(state) {
+            Err(error) if is_privilege(&error) && !self.wants_own_network() => {
                 tracing::warn!(
                     "running without isolation: {}; snapshots need privileges, and a restore needs the job's pids to be free",
                     chain(&error)
@@ -87,6 +96,37 @@ impl Effects {
             }
             other => Ok(other?),
         }
+    }
+
+    /// Starts a sandbox in a user namespace, with the network that the settings want.
+    fn user_sandbox(&mut self, state: &RunState) -> Result<Arc<Sandbox>, SandboxError> {
+        let host = Isolation::User(Network::Host);
+        let own = Isolation::User(Network::Own);
+        match self.context.config.network.namespace {
+            config::NetworkNamespace::Own => self.try_sandbox(own, state),
+            config::NetworkNamespace::Auto
+                if find_pasta().is_some()
+                    && !environment::has_other_tasks(|name| std::env::var_os(name)) =>
+            {
+                match self.try_sandbox(own, state) {
+                    Err(SandboxError::Network(error)) => {
+                        tracing::warn!(
+                            "the job uses the machine's network, and a restore closes its connections: {error}"
+                        );
+                        self.try_sandbox(host, state)
+                    }
+                    Err(error) if is_privilege(&error) => self.try_sandbox(host, state),
+                    other => other,
+                }
+            }
+            config::NetworkNamespace::Auto | config::NetworkNamespace::Host => {
+                self.try_sandbox(host, state)
+            }
+        }
+    }
+
+    fn wants_own_network(&self) -> bool {
+        self.context.config.network.namespace == config::NetworkNamespace::Own
     }
 
     fn try_sandbox(
@@ -157,7 +197,8 @@ impl Effects {
             Some(
                 sandbox::Event::Failed { .. }
                 | sandbox::Event::Ready
-                | sandbox::Event::ToolEnded(_),
+                | sandbox::Event::ToolEnded(_)
+                | sandbox::Event::Socket(_),
             ) => None,
             None => Some(Event::Gone),
         })

@@ -12,10 +12,12 @@ mod scripts;
 
 pub use jobs::{COUNT, ON_REQUEST, UNTIL_GO, lines};
 pub use macro_rules_attribute::apply;
-pub use outcome::{LIMIT, code, stderr, stdout, wait_until, wait_until_or};
+pub use outcome::{LIMIT, code, connected, stderr, stdout, wait_until, wait_until_or};
 pub use place::Place;
-pub use privilege::{Ordinary, Privilege, installed, skip};
-pub(crate) use privilege::{as_root, as_root_and_user, as_user};
+pub use privilege::{Ordinary, Privilege, TUN, installed, is_open_to_all, network_of_test, skip};
+pub(crate) use privilege::{
+    as_root, as_root_and_in_own_network, as_root_and_user, as_user, in_own_network,
+};
 pub use process_tree::{
     descendants, inner_pid, is_dead, job_of, name_of, state, wait_for_descendant, wait_until_gone,
 };

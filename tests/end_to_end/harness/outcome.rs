@@ -1,5 +1,6 @@
 //! Waits for conditions, exit codes and output of commands.
 
+use std::net::TcpStream;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{ExitStatus, Output};
 use std::time::{Duration, Instant};
@@ -32,6 +33,16 @@ pub fn code(status: ExitStatus) -> i32 {
 
 pub fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Connects to a port of a job. The machine opens a port of a job with a network namespace about a second later.
+pub fn connected(port: u16) -> TcpStream {
+    let mut connection = None;
+    wait_until("a connection to the job", || {
+        connection = TcpStream::connect(("127.0.0.1", port)).ok();
+        connection.is_some()
+    });
+    connection.expect("it is connected")
 }
 
 pub fn stdout(output: &Output) -> String {

@@ -1,18 +1,45 @@
 //! Folder of a test, with a store and the runs in it.
 
 use std::fs::{self, File};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+use nix::sys::stat::{Mode, SFlag, mknod};
 use tempfile::TempDir;
 
-use super::{Ordinary, Run, UNTIL_GO, program, stderr, wait_until};
+use super::{
+    Ordinary, Run, TUN, UNTIL_GO, is_open_to_all, network_of_test, program, stderr, wait_until,
+};
 
 /// Folder with a store, and the runs in it.
 pub struct Place {
     folder: TempDir,
     /// The user that everything here runs as, if it is not the tests' own.
     user: Option<Ordinary>,
+    /// Copy of the device that pasta opens, for the user who may not open the machine's.
+    tun: Option<Device>,
+    /// Value of `network.namespace`, if the test's privilege has one.
+    network: Option<&'static str>,
+}
+
+/// A device file that all users may open, in a folder of its own.
+struct Device(TempDir);
+
+impl Device {
+    fn copy(of: &str) -> Self {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let all = Mode::from_bits_truncate(0o666);
+        let device = fs::metadata(of).expect("the device").rdev();
+        let path = folder.path().join("device");
+        mknod(&path, SFlag::S_IFCHR, all, device).expect("a device");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).expect("open to all");
+        Self(folder)
+    }
+
+    fn path(&self) -> PathBuf {
+        self.0.path().join("device")
+    }
 }
 
 impl Place {
@@ -22,7 +49,20 @@ impl Place {
         if let Some(user) = user {
             user.owns(folder.path());
         }
-        Self { folder, user }
+        let network = network_of_test();
+        let lacks_tun = network == Some("own") && !is_open_to_all(TUN);
+        let tun = lacks_tun.then(|| Device::copy(TUN));
+        Self {
+            folder,
+            user,
+            tun,
+            network,
+        }
+    }
+
+    /// Returns the device from which the user's pasta makes network devices.
+    pub fn tun(&self) -> PathBuf {
+        self.tun.as_ref().map_or(PathBuf::from(TUN), Device::path)
     }
 
     pub fn path(&self) -> &Path {
@@ -39,24 +79,45 @@ impl Place {
 
     /// Returns the command `ckpt-run` with these arguments, in this folder, with a clean configuration.
     pub fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(program());
+        let with_tun = self.user.zip(self.tun.as_ref());
+        let mut command = match with_tun {
+            Some((user, tun)) => user.command_with_tun(program(), &tun.path()),
+            None => Command::new(program()),
+        };
+        self.in_folder(command.args(arguments));
+        if with_tun.is_none() {
+            self.own(&mut command);
+        }
         command
-            .args(arguments)
+    }
+
+    /// Makes a command that starts `ckpt-run` run in this folder, with a clean configuration.
+    pub fn in_folder(&self, command: &mut Command) {
+        command
             .current_dir(self.path())
             .env("XDG_CONFIG_HOME", self.path())
             .env_remove("CKPT_RUN_STORE");
-        self.own(&mut command);
-        command
+        self.set_environment(command);
     }
 
     /// Makes a command that starts `ckpt-run` run as everything here does.
     pub fn own(&self, command: &mut Command) {
         if let Some(user) = self.user {
-            user.runs(command.env("HOME", self.path()));
+            user.runs(command);
+        }
+        self.set_environment(command);
+    }
+
+    fn set_environment(&self, command: &mut Command) {
+        if let Some(network) = self.network {
+            command.env("CKPT_RUN_NETWORK_NAMESPACE", network);
+        }
+        if self.user.is_some() {
+            command.env("HOME", self.path());
             // The tests make these files, and nobody tells ckpt-run who did.
             command.env(
                 "CKPT_RUN_FILES_EXCLUDE",
-                "go,snapshotted,crashed,enough,slow",
+                "go,snapshotted*,crashed*,enough,slow,accept,restored",
             );
         }
     }

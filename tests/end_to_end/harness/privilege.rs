@@ -1,7 +1,8 @@
 //! Requirements of tests. A test declares them, and the harness skips it if they are not met.
 
 use std::cell::Cell;
-use std::os::unix::fs::chown;
+use std::fs;
+use std::os::unix::fs::{MetadataExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
@@ -11,20 +12,22 @@ use nix::unistd::geteuid;
 use super::program;
 
 /// Privilege that a test needs.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Privilege {
     /// Root, for namespaces, mounts and CRIU.
     Root,
-    /// An ordinary user's: none.
+    /// An ordinary user's: none. The job uses the machine's network.
     User,
+    /// An ordinary user's, and pasta: the job has a network namespace.
+    UserWithNetwork,
 }
 
 /// Ids of the ordinary user, who has no account. Not 65534, by which a user namespace shows root.
 const ORDINARY: u32 = 64001;
 
 thread_local! {
-    /// The test of this thread runs its programs as an ordinary user.
-    static AS_USER: Cell<bool> = const { Cell::new(false) };
+    /// The privilege of this thread's test.
+    static GRANTED: Cell<Privilege> = const { Cell::new(Privilege::Root) };
 }
 
 impl Privilege {
@@ -41,6 +44,7 @@ impl Privilege {
                 );
                 false
             }
+            Self::UserWithNetwork => Self::User.is_granted() && installed("pasta") && has_tun(),
             Self::Root | Self::User => true,
         }
     }
@@ -48,7 +52,7 @@ impl Privilege {
     /// Runs a test with this privilege.
     pub fn run(self, test: impl FnOnce()) {
         if self.is_granted() {
-            AS_USER.set(matches!(self, Self::User));
+            GRANTED.set(self);
             test();
         }
     }
@@ -61,7 +65,8 @@ pub struct Ordinary(u32);
 impl Ordinary {
     /// Returns the user of this thread's test; `None` if its programs run as the tests do.
     pub fn of_test() -> Option<Self> {
-        AS_USER.get().then(Self::if_needed).flatten()
+        let granted = GRANTED.get();
+        (granted != Privilege::Root).then(Self::if_needed).flatten()
     }
 
     fn if_needed() -> Option<Self> {
@@ -71,6 +76,17 @@ impl Ordinary {
     /// Makes the command run as this user, without other groups and without capabilities.
     pub fn runs(self, command: &mut Command) {
         command.uid(self.0).gid(self.0).env("USER", "64001");
+    }
+
+    /// Returns a command that runs a program as this user in a mount namespace where all users may open the device
+    /// `tun`, as on most machines.
+    pub fn command_with_tun(self, program: &str, tun: &Path) -> Command {
+        let script = r#"mount --bind "$0" /dev/net/tun && exec setpriv --reuid="$1" --regid="$1" --clear-groups \
+            --inh-caps=-all --no-new-privs -- "${@:2}""#;
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "bash", "-c", script]).arg(tun);
+        command.arg(self.0.to_string()).arg(program);
+        command
     }
 
     /// Gives a file or folder to this user.
@@ -90,6 +106,32 @@ impl Ordinary {
         test.status().is_ok_and(|status| status.success())
     }
 }
+
+/// Returns the network of jobs in this thread's test, a value of `network.namespace`; `None` for root's jobs.
+pub fn network_of_test() -> Option<&'static str> {
+    match GRANTED.get() {
+        Privilege::Root => None,
+        Privilege::User => Some("host"),
+        Privilege::UserWithNetwork => Some("own"),
+    }
+}
+
+/// Returns true if a test may open the device from which pasta makes network devices, or may give it to its programs.
+fn has_tun() -> bool {
+    let has = Path::new(TUN).exists() && (geteuid().is_root() || is_open_to_all(TUN));
+    if !has {
+        skip("no /dev/net/tun here");
+    }
+    has
+}
+
+/// Returns true if all users may open the device.
+pub fn is_open_to_all(device: &str) -> bool {
+    fs::metadata(device).is_ok_and(|found| found.mode() & 0o006 == 0o006)
+}
+
+/// Device from which pasta makes network devices.
+pub const TUN: &str = "/dev/net/tun";
 
 /// Declares a test that needs root: `#[apply(as_root)]` instead of `#[test]`.
 macro_rules! as_root {
@@ -125,6 +167,43 @@ macro_rules! as_root_and_user {
     };
 }
 pub(crate) use as_root_and_user;
+
+/// Declares a test that runs twice, as root on the machine's network and as an ordinary user in a network namespace:
+/// `#[apply(as_root_and_in_own_network)]` instead of `#[test]`.
+macro_rules! as_root_and_in_own_network {
+    ($(#[$attribute:meta])* fn $name:ident() $body:block) => {
+        mod $name {
+            #[allow(unused_imports, reason = "what the test uses is its module's")]
+            use super::*;
+
+            #[test]
+            $(#[$attribute])*
+            fn as_root() {
+                $crate::harness::Privilege::Root.run(|| $body);
+            }
+
+            #[test]
+            $(#[$attribute])*
+            fn in_own_network() {
+                $crate::harness::Privilege::UserWithNetwork.run(|| $body);
+            }
+        }
+    };
+}
+pub(crate) use as_root_and_in_own_network;
+
+/// Declares a test that runs as an ordinary user in a network namespace: `#[apply(in_own_network)]` instead of
+/// `#[test]`.
+macro_rules! in_own_network {
+    ($(#[$attribute:meta])* fn $name:ident() $body:block) => {
+        #[test]
+        $(#[$attribute])*
+        fn $name() {
+            $crate::harness::Privilege::UserWithNetwork.run(|| $body);
+        }
+    };
+}
+pub(crate) use in_own_network;
 
 /// Declares a test that runs as an ordinary user: `#[apply(as_user)]` instead of `#[test]`.
 macro_rules! as_user {

@@ -5,7 +5,9 @@ use std::fs;
 use std::net::{TcpListener, TcpStream};
 
 use super::survival::survives_two_crashes;
-use crate::harness::{ON_REQUEST, Place, apply, as_root, stderr, wait_until};
+use crate::harness::{
+    ON_REQUEST, Place, apply, as_root, as_root_and_in_own_network, connected, stderr, wait_until,
+};
 
 /// Opens both ends of streams; every byte that passes is counted and hashed.
 const STREAMS: &str = r#"
@@ -87,12 +89,12 @@ assert os.waitpid(child, 0)[1] == 0
     survives_two_crashes(&script);
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_in_own_network)]
 fn tcp_that_is_full_both_ways_loses_nothing() {
     full_both_ways("tcp()");
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_in_own_network)]
 fn tcp_over_ipv6_that_is_full_both_ways_loses_nothing() {
     full_both_ways("tcp('::1')");
 }
@@ -102,7 +104,7 @@ fn a_unix_stream_that_is_full_both_ways_loses_nothing() {
     full_both_ways("socket.socketpair()");
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_in_own_network)]
 fn many_tcp_connections_with_data_on_its_way_survive() {
     survives_two_crashes(&format!(
         r#"
@@ -164,7 +166,7 @@ for n in range(2):
 }
 
 /// Ends that were shut down: with pending data, with a full receiver, in both directions.
-#[apply(as_root)]
+#[apply(as_root_and_in_own_network)]
 fn half_closed_tcp_survives() {
     survives_two_crashes(&format!(
         r#"
@@ -206,7 +208,7 @@ for n in range(2):
 }
 
 /// The closed end holds no data any more: the open end receives the rest of the data and the end.
-#[apply(as_root)]
+#[apply(as_root_and_in_own_network)]
 fn tcp_whose_other_end_was_closed_survives() {
     survives_two_crashes(
         r#"
@@ -243,7 +245,7 @@ assert server.recv(5) == b"early"
 server.sendall(b"late"); assert client.recv(4) == b"late"
 "#;
 
-#[apply(as_root)]
+#[apply(as_root_and_in_own_network)]
 fn unaccepted_connection_with_data_is_refused() {
     for (family, words) in [
         (
@@ -329,7 +331,7 @@ print("done", flush=True)
 }
 
 /// Connections of a server that does not set `SO_REUSEADDR`; their remains prevent a bind to the address.
-#[apply(as_root)]
+#[apply(as_root_and_in_own_network)]
 fn server_is_restored_despite_open_client_connections() {
     let script = r#"
 import os, socket, time
@@ -350,7 +352,7 @@ server.sendall(b"again"); assert client.recv(5) == b"again"
     place.wait_for("out", "listens\n");
     let port = place.text("out").split(' ').next().map(str::parse::<u16>);
     let port = port.expect("a word").expect("a port");
-    let _clients = [(); 2].map(|()| TcpStream::connect(("127.0.0.1", port)).expect("a client"));
+    let _clients = [(); 2].map(|()| connected(port));
     place.wait_for("out", "accepted\n");
     place.snapshot();
     run.crash();

@@ -4,7 +4,7 @@ use std::fs;
 use std::net::TcpListener;
 
 use super::survival::survives;
-use crate::harness::{ON_REQUEST, Place, Run, apply, as_root};
+use crate::harness::{ON_REQUEST, Place, Run, apply, as_root, as_root_and_in_own_network};
 
 #[apply(as_root)]
 fn unix_sockets_keep_data_in_flight() {
@@ -78,17 +78,17 @@ parent_end.close(); os.waitpid(child, 0)
 "#
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_in_own_network)]
 fn tcp_inside_the_tree_survives() {
     survives(&tcp("AF_INET", "127.0.0.1"));
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_in_own_network)]
 fn tcp_over_ipv6_inside_the_tree_survives() {
     survives(&tcp("AF_INET6", "::1"));
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_in_own_network)]
 fn udp_inside_the_tree_survives() {
     survives(
         r#"
@@ -175,7 +175,7 @@ listening = socket.create_server(("127.0.0.1", 0))
 inside = [(socket.create_connection(listening.getsockname()), listening.accept()[0])]
 "#;
 
-#[apply(as_root)]
+#[apply(as_root_and_in_own_network)]
 fn a_connection_to_others_is_found_closed_after_a_restore() {
     for more in [NOTHING_INSIDE, ALSO_INSIDE] {
         assert_eq!(connection_to_others("close", more), "closed", "{more}");

@@ -5,6 +5,7 @@
 mod basics;
 mod files;
 mod memory;
+mod network;
 mod own_filters;
 mod refusals;
 
