@@ -11,7 +11,7 @@ use std::process::{Child, ChildStderr, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::unistd::setsid;
+use nix::unistd::{geteuid, setsid};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::own_network::{NAME_SERVER, needs_name_server};
@@ -42,6 +42,8 @@ const ARGUMENTS: [&str; 14] = [
 ];
 /// Further arguments if the job has the machine's name server at this address.
 const FORWARD: [&str; 2] = ["--dns-forward", NAME_SERVER];
+/// Further arguments where ckpt-run is root, whose user namespace another user could not join.
+const AS_ROOT: [&str; 2] = ["--runas", "0:0"];
 /// Hardware address of the job's network device. It is always the same, because the device's link-local IPv6 address
 /// contains it, and a restored socket may be bound to that.
 const MAC: &str = "02:63:6b:70:74:01";
@@ -153,6 +155,11 @@ impl Pasta {
             .tempdir_in(PID_FOLDER)?;
         let mut child = Command::new(program)
             .args(ARGUMENTS)
+            .args(if geteuid().is_root() {
+                &AS_ROOT[..]
+            } else {
+                &[]
+            })
             .args(if needs_name_server() {
                 &FORWARD[..]
             } else {

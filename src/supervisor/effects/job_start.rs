@@ -104,10 +104,7 @@ impl Effects {
         let own = Isolation::User(Network::Own);
         match self.context.config.network.namespace {
             config::NetworkNamespace::Own => self.try_sandbox(own, state),
-            config::NetworkNamespace::Auto
-                if find_pasta().is_some()
-                    && !environment::has_other_tasks(|name| std::env::var_os(name)) =>
-            {
+            config::NetworkNamespace::Auto if prefers_own_network() && find_pasta().is_some() => {
                 match self.try_sandbox(own, state) {
                     Err(SandboxError::Network(error)) => {
                         tracing::warn!(
@@ -243,6 +240,12 @@ impl Effects {
             }
         }
     }
+}
+
+/// Returns false for one of several tasks, and on a machine with GPUs: the CUDA driver's calls for a process in another
+/// network namespace are untested.
+fn prefers_own_network() -> bool {
+    cuda::device_count() == 0 && !environment::has_other_tasks(|name| std::env::var_os(name))
 }
 
 fn is_privilege(error: &SandboxError) -> bool {

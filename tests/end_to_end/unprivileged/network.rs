@@ -11,9 +11,9 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::harness::{
-    ON_REQUEST, Ordinary, Place, Run, apply, as_root, as_user, code, connected, copy_environment,
-    descendants, in_own_network, name_of, program, skip, stderr, stdout, wait_until,
-    wait_until_gone,
+    ON_REQUEST, Ordinary, Place, Run, TUN, apply, as_root, as_user, code, connected,
+    copy_environment, descendants, in_own_network, installed, name_of, program, skip, stderr,
+    stdout, wait_until, wait_until_gone,
 };
 
 /// Serves one word to each connection, and has a connection with itself.
@@ -224,6 +224,10 @@ fn an_image_with_own_network_is_refused_without_pasta() {
 
 #[apply(in_own_network)]
 fn pasta_that_cannot_run_leaves_the_machines_network_by_default() {
+    if Path::new("/dev/nvidiactl").exists() {
+        skip("jobs on a machine with GPUs stay on its network");
+        return;
+    }
     let Some(user) = where_root_mounts() else {
         return;
     };
@@ -347,4 +351,18 @@ ask()
     place.go();
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
     assert_eq!(place.text("out"), "192.0.2.77\nready\n192.0.2.77\n");
+}
+
+#[apply(as_root)]
+fn root_in_a_user_namespace_may_have_an_own_network() {
+    if !installed("pasta") || !Path::new(TUN).exists() {
+        return;
+    }
+    let place = Place::new();
+    let mut command = place.command(&["--isolation", "user", "--"]);
+    command.args(["readlink", "/proc/self/ns/net"]);
+    command.env("CKPT_RUN_NETWORK_NAMESPACE", "own");
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(!stdout(&output).contains(&our_network()));
 }
