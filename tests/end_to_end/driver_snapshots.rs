@@ -7,7 +7,9 @@ use std::sync::OnceLock;
 use std::thread;
 
 use crate::harness::fake_gpu::{self, FakeGpu, UUIDS, alone, ends_as, untouched};
-use crate::harness::{Place, Run, apply, as_root, criu_script, stderr, stdout, wait_until};
+use crate::harness::{
+    Place, Run, apply, as_root, as_root_and_user, criu_script, stderr, stdout, wait_until,
+};
 
 /// Job that runs long enough for the test's actions; it waits at step 20 for a file `go`.
 const JOB: [&str; 8] = [
@@ -51,7 +53,7 @@ fn ends_as_ever(place: &Place, run: &mut Run) {
     ends_as(place, run, ends);
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn killed_gpu_job_is_restored_and_completes() {
     let (place, gpu) = (Place::new(), FakeGpu::new());
     let mut run = supervised(&place, &gpu, &[&JOB[..], &["--log", "log"]].concat());
@@ -157,7 +159,7 @@ fn imported_memory_is_suspended_and_cannot_be_resumed() {
     assert!(stderr(&lost).contains("801"), "{}", stderr(&lost));
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn restore_thread_has_its_host_number() {
     let (place, gpu) = (Place::new(), FakeGpu::new());
     let mut run = supervised(&place, &gpu, &JOB);
@@ -175,7 +177,7 @@ fn restore_thread_has_its_host_number() {
     ends_as_ever(&place, &mut run);
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn failed_checkpoint_fails_the_snapshot_only() {
     let (place, gpu) = (Place::new(), FakeGpu::new());
     let mut run = supervised(&place, &gpu, &JOB);
@@ -194,7 +196,7 @@ fn failed_checkpoint_fails_the_snapshot_only() {
     ends_as_ever(&place, &mut run);
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn a_job_computes_while_criu_starts() {
     let (place, gpu) = (Place::new(), FakeGpu::new());
     let mut command = place.command(&["--interval", "never", "--"]);
@@ -217,7 +219,7 @@ fn a_job_computes_while_criu_starts() {
     ends_as_ever(&place, &mut run);
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn job_on_a_mig_gpu_continues_without_snapshots() {
     let (place, gpu) = (Place::new(), FakeGpu::new());
     fs::write(
@@ -248,7 +250,7 @@ fn job_on_a_mig_gpu_continues_without_snapshots() {
     ends_as_ever(&place, &mut run);
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn restore_on_a_mig_gpu_is_refused_and_the_image_stays() {
     let (place, gpu) = (Place::new(), FakeGpu::new());
     let mut run = supervised(&place, &gpu, &JOB);
@@ -290,7 +292,7 @@ fn fake_calls_fail_on_request_and_on_a_full_gpu() {
     );
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn only_a_job_with_an_idle_gpu_counts_as_hung() {
     let (place, gpu) = (Place::new(), FakeGpu::new());
     fs::write(
@@ -313,7 +315,7 @@ fn only_a_job_with_an_idle_gpu_counts_as_hung() {
     ends_as_ever(&place, &mut run);
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn hwloc_ignores_gpus_unless_the_caller_decides() {
     let printed = |set: Option<&str>| {
         let (place, gpu) = (Place::new(), FakeGpu::new());

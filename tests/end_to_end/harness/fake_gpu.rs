@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
+use super::privilege::Ordinary;
 use super::{Place, Run, copy_environment};
 
 /// Location of the GPUs' memory: a tmpfs, as large as the host's memory allows.
@@ -65,9 +66,13 @@ impl FakeGpu {
     pub fn with(devices: u32, mib: u64) -> Self {
         let folder = tempfile::Builder::new()
             .prefix("fake-cuda-")
-            .tempdir_in(MEMORY);
+            .tempdir_in(MEMORY)
+            .expect("a folder in shared memory");
+        if let Some(user) = Ordinary::of_test() {
+            user.owns(folder.path());
+        }
         Self {
-            folder: folder.expect("a folder in shared memory"),
+            folder,
             devices,
             mib,
         }
@@ -94,7 +99,8 @@ impl FakeGpu {
     }
 
     /// Runs the command in a mount namespace whose `/dev` has the driver's device files, which `ckpt-run` checks, with
-    /// these GPUs in its environment. The command keeps its folder, environment and pid; needs root.
+    /// these GPUs in its environment. The command keeps its folder, environment and pid. Needs root, also where the command
+    /// runs as an ordinary user.
     pub fn wrap(&self, command: &Command) -> Command {
         let stage = self.folder().join("dev");
         fs::create_dir_all(&stage).expect("a folder");
@@ -109,6 +115,7 @@ impl FakeGpu {
             "sh",
         ]);
         wrapped.arg(stage).arg(self.devices.to_string());
+        wrapped.args(Ordinary::of_test().into_iter().flat_map(Ordinary::prefix));
         wrapped
             .arg(command.get_program())
             .args(command.get_args())

@@ -89,6 +89,17 @@ impl Ordinary {
         command
     }
 
+    /// Returns words before a command that make root run it as this user, without other groups and without capabilities.
+    pub fn prefix(self) -> [String; 4] {
+        let id = self.0;
+        [
+            "setpriv".into(),
+            format!("--reuid={id}"),
+            format!("--regid={id}"),
+            "--clear-groups".into(),
+        ]
+    }
+
     /// Gives a file or folder to this user.
     pub fn owns(self, path: &Path) {
         chown(path, Some(self.0), Some(self.0)).expect("the file is there");

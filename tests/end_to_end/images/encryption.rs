@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use crate::harness::{Place, UNTIL_GO, apply, as_root, stderr, stdout};
+use crate::harness::{Place, UNTIL_GO, apply, as_root_and_user, stderr, stdout};
 
 const FILE: &str = "CKPT_RUN_ENCRYPTION_KEY_FILE";
 const COMMAND: &str = "CKPT_RUN_ENCRYPTION_KEY_COMMAND";
@@ -21,7 +21,7 @@ fn holds(folder: &Path, text: &[u8]) -> bool {
     })
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn job_restored_from_an_encrypted_store_never_has_the_key() {
     let place = Place::new();
     let made = place.verb(&["key", "generate", "key"]);

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use nix::sys::signal::Signal;
 
-use crate::harness::{Place, Run, apply, as_root, code, stderr, stdout};
+use crate::harness::{Place, Run, apply, as_root_and_user, code, stderr, stdout};
 
 /// Allocates memory, opens a file and starts a child once there is a file `grow`; ends with `go`.
 const GROWS: &str = r#"
@@ -26,7 +26,7 @@ child.kill(); child.wait()
 print(len(data), flush=True)
 "#;
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn growth_between_two_images_is_reported() {
     let place = Place::new();
     let mut run = place.start_python(&[], GROWS);
@@ -79,7 +79,7 @@ fn growth_between_two_images_is_reported() {
     assert_eq!(run.wait(), 0);
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn exported_image_is_restored_on_another_machine() {
     let (place, other) = (Place::new(), Place::new());
     let mut run = place.start_ready(&[]);
@@ -142,7 +142,7 @@ fn start_anyway(place: &Place, options: &[&str]) -> Run {
     })
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn copied_image_is_restored_without_the_first_store() {
     let place = Place::new();
     let mut run = place.start_ready(&[]);
@@ -180,7 +180,7 @@ while not os.path.exists(sys.argv[1]):
 print("done", sys.argv[1], flush=True)
 "#;
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn image_of_another_run_is_restored_when_named() {
     let place = Place::new();
     fs::write(place.file("job.py"), NAMED).unwrap();

@@ -5,7 +5,7 @@ use std::fs;
 use serde_json::Value;
 
 use crate::harness::{
-    ON_REQUEST, Place, apply, as_root, code, criu_prefix, program, stderr, stdout,
+    ON_REQUEST, Place, apply, as_root, as_root_and_user, code, criu_prefix, program, stderr, stdout,
 };
 
 fn ids(place: &Place) -> Vec<String> {
@@ -27,7 +27,7 @@ fn refusal(place: &Place, arguments: &[&str]) -> String {
     stderr(&output)
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn an_image_pinned_while_the_job_runs_outlives_the_rotations() {
     let place = Place::new();
     let mut run = place.start_ready(&[&ON_REQUEST[..], &["--keep-last", "1"]].concat());

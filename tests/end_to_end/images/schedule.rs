@@ -1,8 +1,8 @@
 //! Scheduled snapshots and their retention.
 
-use crate::harness::{Place, UNTIL_GO, apply, as_root, stderr, wait_until};
+use crate::harness::{Place, UNTIL_GO, apply, as_root_and_user, stderr, wait_until};
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn an_interval_takes_snapshots_and_only_the_newest_stay() {
     let place = Place::new();
     let mut run = place.start_python(&["--interval", "1", "--keep-last", "2"], UNTIL_GO);
@@ -20,7 +20,7 @@ fn an_interval_takes_snapshots_and_only_the_newest_stay() {
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn a_cron_expression_takes_snapshots() {
     let place = Place::new();
     let mut run = place.start_python(&["--cron", "* * * * * *"], UNTIL_GO);
@@ -30,7 +30,7 @@ fn a_cron_expression_takes_snapshots() {
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn automatic_interval_follows_the_cost_of_snapshots() {
     let place = Place::new();
     // With an assumed failure per minute and freezes of some hundredths of a second, the intervals are seconds.
@@ -114,7 +114,7 @@ fn a_plan_is_reckoned_from_flags_alone() {
     assert!(stderr(&wrong).contains("not a percentage"));
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn too_costly_fixed_interval_is_kept_with_one_warning() {
     let place = Place::new();
     let options = ["--interval", "1", "--max-overhead", "0.01%"];
@@ -129,7 +129,7 @@ fn too_costly_fixed_interval_is_kept_with_one_warning() {
     assert_eq!(warnings, 1, "{}", place.text("err"));
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn chance_delays_a_scheduled_snapshot() {
     let place = Place::new();
     let mut run = place.start_ready(&["--interval", "1", "--jitter", "1h"]);

@@ -8,7 +8,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::scene::{JOB, Scene, gpu, uninterrupted};
-use crate::harness::{apply, as_root, wait_until};
+use crate::harness::{apply, as_root, as_root_and_user, wait_until};
 
 /// Starts [`JOB`] with these options and a thread that holds the driver's lock at step 20, where CUDA's lock does not
 /// detect it.
@@ -19,7 +19,7 @@ fn holding(options: &[&str]) -> Scene {
     scene
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn thread_holding_the_drivers_lock_long_fails_a_snapshot() {
     let scene = holding(&[]);
     let error = scene.refused();
@@ -27,7 +27,7 @@ fn thread_holding_the_drivers_lock_long_fails_a_snapshot() {
     scene.ends_as_ever();
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn thread_holding_the_drivers_lock_briefly_is_awaited() {
     let mut scene = holding(&["--wait-at", "25:end"]);
     let agent = agent(&scene);
@@ -57,12 +57,12 @@ fn allocating(memory: &str) {
     scene.ends_as_ever();
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn threads_that_allocate_all_the_time_are_stopped_without_harm() {
     allocating("auto");
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn constantly_allocating_threads_do_not_block_the_driver() {
     allocating("driver");
 }
@@ -126,7 +126,7 @@ fn hangs(agent: &Path) -> bool {
     fs::read_to_string(agent.join("syscall")).is_ok_and(|call| call.starts_with(&waits))
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn agent_hanging_before_its_release_is_abandoned() {
     let scene = Scene::at_rest("auto");
     let path = scene.place.file("on");

@@ -3,7 +3,7 @@
 use std::process::Output;
 
 use super::scene::Scene;
-use crate::harness::{apply, as_root, stderr, stdout};
+use crate::harness::{apply, as_root_and_user, stderr, stdout};
 
 /// Runs a verb that calls the driver itself, for the job's process.
 fn cuda(scene: &Scene, verb: &str) -> Output {
@@ -25,7 +25,7 @@ fn state(scene: &Scene, verb: &str) -> String {
         .to_owned()
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn cuda_verbs_refuse_a_job_that_needs_its_agent() {
     let scene = Scene::at_rest("resident");
     scene.resident_snapshot();
@@ -43,7 +43,7 @@ fn cuda_verbs_refuse_a_job_that_needs_its_agent() {
     scene.ends_as_ever();
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn a_job_that_was_suspended_by_hand_stays_so_through_a_snapshot() {
     let scene = Scene::at_rest("auto");
     assert_eq!(state(&scene, "suspend"), "checkpointed");

@@ -6,7 +6,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::scene::Scene;
-use crate::harness::{apply, as_root, descendants, wait_until, wait_until_gone};
+use crate::harness::{apply, as_root_and_user, descendants, wait_until, wait_until_gone};
 
 /// Returns the copier of the snapshot in progress.
 fn copier(scene: &Scene) -> Option<i32> {
@@ -18,7 +18,7 @@ fn copier(scene: &Scene) -> Option<i32> {
     })
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn driver_suspends_memory_if_the_copier_cannot_start() {
     let scene = Scene::at_rest("auto");
     let calls = [
@@ -46,7 +46,7 @@ fn driver_suspends_memory_if_the_copier_cannot_start() {
     scene.ends_as_ever();
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn waiting_copier_uses_no_gpu_and_ends_with_the_run() {
     let scene = Scene::at_rest("resident");
     let before = scene.used();
@@ -63,7 +63,7 @@ fn waiting_copier_uses_no_gpu_and_ends_with_the_run() {
     wait_until_gone(&[waiting]);
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn a_copier_that_fails_costs_a_snapshot_at_most() {
     let scene = Scene::at_rest("resident");
     let used = {
@@ -96,7 +96,7 @@ fn a_copier_that_fails_costs_a_snapshot_at_most() {
     scene.ends_as_ever();
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn a_restore_whose_copier_fails_is_made_from_the_image_before() {
     for (call, times, failed) in [
         // The first failure hits the memory that is filled while the job exits.
@@ -120,7 +120,7 @@ fn a_restore_whose_copier_fails_is_made_from_the_image_before() {
     }
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn a_copier_that_is_killed_in_the_midst_costs_a_snapshot() {
     // During the freeze, and while the job computes.
     for call in [

@@ -1,12 +1,12 @@
 //! Failure of every driver call that can fail: in the agent, in the supervisor, in the copier.
 
 use super::scene::{JOB, Scene, gpu};
-use crate::harness::{apply, as_root, stderr};
+use crate::harness::{apply, as_root_and_user, stderr};
 
 /// Message that results from an agent's reply about a failed driver call.
 const ANSWERED: &str = "the driver returned 999 to its agent";
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn driver_suspends_memory_that_agents_cannot() {
     let scene = Scene::at_rest("auto");
     for call in [
@@ -30,7 +30,7 @@ fn driver_suspends_memory_that_agents_cannot() {
 /// Result in a process whose driver has shut down, as it does before the process exits.
 const DEINITIALIZED: i32 = 4;
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn a_process_that_is_about_to_end_is_waited_for() {
     let scene = Scene::at_rest("auto");
     scene.answer_next("fail", "cuCtxSetCurrent", 1, DEINITIALIZED);
@@ -41,7 +41,7 @@ fn a_process_that_is_about_to_end_is_waited_for() {
     scene.ends_as_ever();
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn a_call_of_the_agent_that_fails_costs_a_snapshot_at_most() {
     let scene = Scene::at_rest("resident");
     scene.resident_snapshot();
@@ -68,7 +68,7 @@ fn a_call_of_the_agent_that_fails_costs_a_snapshot_at_most() {
     scene.ends_as_ever();
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn job_is_restored_if_memory_cannot_be_mapped_again() {
     let scene = Scene::at_rest("resident");
     scene.resident_snapshot();
@@ -90,7 +90,7 @@ fn job_is_restored_if_memory_cannot_be_mapped_again() {
     scene.ends_as_ever();
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn a_second_lock_that_fails_gives_the_memory_back() {
     let scene = Scene::at_rest("resident");
     scene.rule("caller-fail", "cuCheckpointProcessLock:2:999");
@@ -102,7 +102,7 @@ fn a_second_lock_that_fails_gives_the_memory_back() {
 }
 
 /// Simulates a thread that was halted at a point that the driver waits for.
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn second_lock_timeout_halts_the_job_again() {
     let patient = [("CKPT_RUN_SNAPSHOT_LOCK_TIMEOUT", "60s")];
     let scene = Scene::with(gpu(), "resident", &JOB, &patient);
@@ -121,7 +121,7 @@ fn second_lock_timeout_halts_the_job_again() {
     scene.ends_as_ever();
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn a_call_of_the_supervisor_that_fails_costs_a_snapshot_at_most() {
     let scene = Scene::at_rest("auto");
     for (call, fails) in [

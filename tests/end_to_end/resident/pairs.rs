@@ -8,7 +8,7 @@ use nix::sys::signal::Signal;
 
 use super::scene::{self, begin};
 use crate::harness::fake_gpu::{self, FakeGpu};
-use crate::harness::{Place, Run, apply, as_root, stderr, wait_until};
+use crate::harness::{Place, Run, apply, as_root_and_user, stderr, wait_until};
 
 const WAIT: [&str; 2] = ["--wait-at", "20:go"];
 
@@ -69,7 +69,7 @@ fn run(place: &Place, gpu: &FakeGpu, arguments: &[&str], variables: &[(&str, &st
     begin(place, gpu, "auto", &words, variables)
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn shared_memory_survives_snapshots_and_crashes() {
     let pair = Pair::start(&WAIT);
     for step in ["\n3 ", "\n9 "] {
@@ -93,7 +93,7 @@ fn shared_memory_survives_snapshots_and_crashes() {
     pair.ends_as_ever();
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn sharing_begun_during_preparation_repeats_it() {
     let pair = Pair::start(&[&WAIT[..], &["--begin-at", "begin"]].concat());
     wait_until("two contexts", || pair.used().iter().all(|used| *used > 0));
@@ -122,7 +122,7 @@ fn sharing_begun_during_preparation_repeats_it() {
     pair.ends_as_ever();
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn a_paused_job_gives_shared_memory_back_and_gets_it_again() {
     let pair = Pair::start(&WAIT);
     pair.place.wait_for("out", "\n20 ");
@@ -137,7 +137,7 @@ fn a_paused_job_gives_shared_memory_back_and_gets_it_again() {
     pair.ends_as_ever();
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn shared_memory_does_not_move_to_other_gpus() {
     let mut pair = Pair::start(&WAIT);
     pair.place.wait_for("out", "\n20 ");
@@ -160,7 +160,7 @@ fn shared_memory_does_not_move_to_other_gpus() {
     pair.ends_as_ever();
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn two_nccl_runs_on_the_same_gpus_are_refused() {
     let (gpu, places) = (scene::gpu(), [Place::new(), Place::new()]);
     let library = nccl(&places[0]);

@@ -4,7 +4,7 @@ use nix::sys::signal::Signal;
 
 use super::scene::{JOB, Scene, begin, uninterrupted};
 use crate::harness::fake_gpu::{self, FakeGpu, alone};
-use crate::harness::{Place, apply, as_root, stderr, wait_until};
+use crate::harness::{Place, apply, as_root, as_root_and_user, stderr, wait_until};
 
 fn done(scene: &Scene, verb: &str) {
     let output = scene.place.verb(&[verb]);
@@ -12,7 +12,7 @@ fn done(scene: &Scene, verb: &str) {
     assert!(output.status.success(), "{error}{}", scene.said());
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn paused_job_has_no_gpu_memory() {
     let scene = Scene::at_rest("resident");
     let used = scene.used();
@@ -39,7 +39,7 @@ fn paused_job_has_no_gpu_memory() {
     scene.ends_as_ever();
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn a_job_whose_memory_cannot_be_read_yet_stays_paused() {
     let scene = Scene::at_rest("resident");
     scene.resident_snapshot();
@@ -58,7 +58,7 @@ fn a_job_whose_memory_cannot_be_read_yet_stays_paused() {
     scene.ends_as_ever();
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn killed_paused_job_uses_no_gpu_until_unpaused() {
     let scene = Scene::with(FakeGpu::with(2, 64), "resident", &JOB, &[]);
     scene.rests();

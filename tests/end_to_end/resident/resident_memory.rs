@@ -2,9 +2,9 @@
 
 use super::scene::{JOB, Scene, gpu};
 use crate::harness::fake_gpu::{FakeGpu, UUIDS};
-use crate::harness::{apply, as_root, wait_until};
+use crate::harness::{apply, as_root_and_user, wait_until};
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn resident_memory_is_in_the_image_and_is_restored() {
     let scene = Scene::start("resident");
     scene.place.wait_for("out", "\n10 ");
@@ -15,7 +15,7 @@ fn resident_memory_is_in_the_image_and_is_restored() {
     scene.ends_as_ever();
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn memory_is_filled_before_the_restore_of_a_killed_job() {
     for mib in [3072, 9] {
         // At the end of the backoff it is filled, and the restore finds little free memory.
@@ -38,7 +38,7 @@ fn memory_is_filled_before_the_restore_of_a_killed_job() {
     }
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn memory_usage_includes_returned_memory() {
     let verbose = [("CKPT_RUN_LOG_LEVEL", "debug")];
     let job = [&["--segments", "8M,6M"], &JOB[..4], &JOB[6..]].concat();
@@ -70,7 +70,7 @@ fn memory_usage_includes_returned_memory() {
     );
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn memory_without_a_shadow_is_copied_during_the_freeze() {
     let scene = Scene::with(FakeGpu::with(2, 64), "resident", &JOB, &[]);
     scene.rests();

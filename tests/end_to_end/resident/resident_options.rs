@@ -5,7 +5,7 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 
 use super::scene::{JOB, Scene, gpu};
-use crate::harness::{apply, as_root, stderr, wait_until};
+use crate::harness::{apply, as_root, as_root_and_user, stderr, wait_until};
 
 fn environment(scene: &Scene) -> String {
     let bytes = fs::read(format!("/proc/{}/environ", scene.run.job())).expect("its environment");
@@ -29,7 +29,7 @@ fn without_an_agent_all_is_the_driver_s() {
     scene.ends_as_ever();
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn a_library_that_the_job_loads_stays() {
     let scene = Scene::with(gpu(), "auto", &JOB, &[("LD_PRELOAD", "libm.so.6")]);
     scene.rests();
@@ -74,7 +74,7 @@ fn a_job_that_becomes_another_user_is_answered_for_by_its_agent() {
     scene.ends_as_ever();
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn store_path_unfit_for_preload_leaves_memory_to_driver() {
     let store = "my images";
     let variables = [("CKPT_RUN_STORE", store)];

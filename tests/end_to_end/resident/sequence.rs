@@ -6,9 +6,9 @@ use nix::sys::signal::Signal;
 
 use super::scene::{self, JOB, Scene, begin};
 use crate::harness::fake_gpu::{self, FakeGpu, UUIDS, untouched};
-use crate::harness::{Place, Run, apply, as_root, wait_until};
+use crate::harness::{Place, Run, apply, as_root_and_user, wait_until};
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn snapshots_and_crashes_with_changing_memory() {
     let scene = Scene::start("resident");
     for step in ["\n3 ", "\n8 ", "\n13 "] {
@@ -28,7 +28,7 @@ fn snapshots_and_crashes_with_changing_memory() {
     scene.ends_as_ever();
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn many_snapshots_and_crashes_of_threads_that_allocate_and_free() {
     let job = [
         &["--wait-at", "180:go", "--threads", "2"][..],
@@ -126,7 +126,7 @@ impl Elsewhere {
     }
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn memory_is_restored_on_another_gpu() {
     let [first, second] = UUIDS;
     let one_way = format!("{first}={second}");
@@ -147,7 +147,7 @@ fn memory_is_restored_on_another_gpu() {
     }
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn a_job_that_the_driver_has_moved_keeps_going_the_driver_s_way() {
     let [first, second] = UUIDS;
     let map = format!("{first}={second}");
@@ -169,7 +169,7 @@ fn a_job_that_the_driver_has_moved_keeps_going_the_driver_s_way() {
     scene.ends_as_ever();
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn driver_suspends_a_job_moved_before_it_allocates() {
     let [first, second] = UUIDS;
     let map = format!("{first}={second}");
@@ -195,7 +195,7 @@ fn driver_suspends_a_job_moved_before_it_allocates() {
     scene.ends_as_ever();
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn memory_that_cannot_be_made_on_another_gpu_fails_the_restore() {
     let [first, second] = UUIDS;
     let map = format!("{first}={second}");
@@ -206,7 +206,7 @@ fn memory_that_cannot_be_made_on_another_gpu_fails_the_restore() {
     scene.gpu.assert_free("at its end");
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn processes_are_halted_together_even_without_agents() {
     let (place, gpu) = (Place::new(), FakeGpu::with(2, 3072));
     let job = "\"$job\" --wait-at 20:go --steps 30 --pause-ms 2 --segments 300,2M,4M";

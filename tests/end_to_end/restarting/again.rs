@@ -4,9 +4,9 @@
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
 
-use crate::harness::{Place, apply, as_root, code, stderr, stdout, wait_until};
+use crate::harness::{Place, apply, as_root, as_root_and_user, code, stderr, stdout, wait_until};
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn finished_run_is_reported_and_not_repeated() {
     let place = Place::new();
     let line = ["--", "sh", "-c", "echo x >> ran"];
@@ -24,7 +24,7 @@ fn finished_run_is_reported_and_not_repeated() {
     assert_eq!(place.text("ran"), "x\nx\n");
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn another_command_is_refused_with_both_lines() {
     let place = Place::new();
     assert_eq!(code(place.verb(&["--", "sh", "-c", "exit 3"]).status), 3);
@@ -39,7 +39,7 @@ fn another_command_is_refused_with_both_lines() {
     assert!(!place.file("ran").exists());
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn failed_run_without_an_image_starts_from_the_beginning() {
     let place = Place::new();
     let line = ["--", "sh", "-c", "echo x >> ran; test -e go"];
@@ -50,7 +50,7 @@ fn failed_run_without_an_image_starts_from_the_beginning() {
     assert_eq!(place.text("ran"), "x\nx\n");
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn a_fresh_run_never_restores_an_image_of_the_older_one() {
     let place = Place::new();
     let run = place.start_ready(&[]);
@@ -73,7 +73,7 @@ fn a_fresh_run_never_restores_an_image_of_the_older_one() {
     assert_eq!(code(again.status), 137, "{}", stderr(&again));
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn second_supervisor_is_refused_with_the_first_ones_pid() {
     let place = Place::new();
     let mut run = place.start_ready(&[]);
@@ -110,7 +110,7 @@ fn a_store_that_others_can_read_or_own_is_refused() {
     assert!(!place.file("ran").exists());
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn a_new_store_is_private() {
     let place = Place::new();
     assert_eq!(code(place.verb(&["--", "true"]).status), 0);
@@ -283,7 +283,7 @@ fn run_returned_to_an_older_image_ignores_abandoned_ones() {
     assert_eq!(place.text("out"), "ready\nstep 1\nstep 2\nstep 3\nstep 4\n");
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn there_is_nothing_to_restore_where_there_was_no_run() {
     let place = Place::new();
     let none = place.verb(&["restore"]);
@@ -295,7 +295,7 @@ fn there_is_nothing_to_restore_where_there_was_no_run() {
     );
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn a_run_that_cannot_begin_leaves_the_store_as_it_was() {
     let place = Place::new();
     assert_eq!(place.start(&[], &["true"]).wait(), 0);

@@ -7,8 +7,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::harness::{
-    ON_REQUEST, Place, Run, apply, as_root, criu_script, descendants, wait_until, wait_until_gone,
-    wait_until_or,
+    ON_REQUEST, Place, Run, apply, as_root, as_root_and_user, criu_script, descendants, wait_until,
+    wait_until_gone, wait_until_or,
 };
 
 /// Writes lines that differ between attempts: each contains the random number of the previous line. Ends when the file
@@ -133,7 +133,7 @@ fn an_image_passed_over_is_abandoned_before_the_older_one_runs() {
     finish(&place, &mut again);
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn an_older_image_does_not_run_if_the_newer_cannot_be_abandoned() {
     let (place, mut run) = with_images(CHAIN, 2);
     // A file cannot be renamed over a folder.
@@ -310,7 +310,7 @@ fn emptied_output_starts_again_with_a_warning() {
     assert!(err.contains("was truncated after the snapshot"), "{err}");
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn abandoned_images_take_no_place_of_keep_last() {
     let place = Place::new();
     set(&place, "ckpt-run.toml", "[retention]\nkeep_last = 3\n");
@@ -331,7 +331,7 @@ fn abandoned_images_take_no_place_of_keep_last() {
     finish(&place, &mut run);
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn a_kill_from_outside_after_a_new_image_is_progress() {
     let (place, mut run) = with_images(CHAIN, 1);
     wait_for_output_beyond(&place, 4 * length(&place));

@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 
-use crate::harness::{COUNT, ON_REQUEST, Place, Run, apply, as_root, lines, state, wait_until};
+use crate::harness::{
+    COUNT, ON_REQUEST, Place, Run, apply, as_root, as_root_and_user, lines, state, wait_until,
+};
 
 /// Job like `COUNT` that runs until there is a file `go`, and sleeps for ever, once, when there is a file `stuck`.
 const STICKS: &str = r#"
@@ -109,7 +111,7 @@ fn a_job_that_falls_silent_is_written_down_killed_and_restored() {
     assert!(state.contains("\"failures\": 1"), "{state}");
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn images_of_the_silence_are_not_restored() {
     let place = Place::new();
     let settings =
@@ -168,7 +170,7 @@ fn a_job_that_uses_no_cpu_can_be_reported_alone_and_once() {
     assert!(hang_log(&place).contains(&named));
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn snapshots_do_not_hide_that_a_job_uses_no_cpu() {
     let place = Place::new();
     let settings = "[hang]\ncpu = '3s'\naction = 'report'\n[retention]\nkeep_last = 50";
@@ -198,7 +200,7 @@ fn snapshots_do_not_hide_that_a_job_uses_no_cpu() {
     assert!(more_than(&last), "{}", place.text("err"));
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn a_heartbeat_that_stops_is_a_hang_though_the_job_computes() {
     let place = Place::new();
     let settings = "[hang]\nheartbeat = 'beat'\nheartbeat_timeout = '2s'\naction = 'report'";
@@ -220,7 +222,7 @@ fn a_heartbeat_that_stops_is_a_hang_though_the_job_computes() {
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn a_signal_that_the_job_survives_does_not_end_the_watch() {
     let place = Place::new();
     let settings =
@@ -235,7 +237,7 @@ fn a_signal_that_the_job_survives_does_not_end_the_watch() {
     assert!(place.text("err").contains("the job hangs, no output"));
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn time_of_a_pause_or_a_stop_is_no_silence() {
     let place = Place::new();
     fs::write(place.file("ckpt-run.toml"), "hang.output = '2s'").unwrap();

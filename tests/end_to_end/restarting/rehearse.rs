@@ -8,7 +8,7 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use crate::harness::{
-    Place, apply, as_root, code, descendants, is_dead, stderr, stdout, wait_until,
+    Place, apply, as_root, as_root_and_user, code, descendants, is_dead, stderr, stdout, wait_until,
 };
 
 /// Options that skip the wait for the end of an endless job.
@@ -238,7 +238,7 @@ fn rehearsal_prints_a_line_per_step() {
     );
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn rehearsal_fails_with_the_snapshots_reason() {
     let place = Place::new();
     let output = rehearse(&place, &[], SEMAPHORE);
@@ -258,7 +258,7 @@ fn rehearsal_fails_with_the_snapshots_reason() {
     assert_eq!(report(&json)["pass"], false);
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn job_ending_at_once_gets_a_remedy() {
     let place = Place::new();
     let quick = rehearse(&place, &[], "print('done')");
@@ -290,7 +290,7 @@ fn job_ending_at_once_gets_a_remedy() {
     assert_eq!(left(&place, &["job.py"]), [""; 0]);
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn a_job_that_does_not_live_after_its_restore_fails() {
     let place = Place::new();
     // Job that depends on its process's identity and exits if it changes.
@@ -328,7 +328,7 @@ fn unsuitable_machine_is_reported_before_the_job_runs() {
     assert_eq!(left(&place, &[]), [""; 0]);
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn ended_rehearsal_leaves_no_processes() {
     for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGKILL] {
         let place = Place::new();

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::harness::{Place, Run, UNTIL_GO, apply, as_root, wait_until};
+use crate::harness::{Place, Run, UNTIL_GO, apply, as_root_and_user, wait_until};
 
 /// Starts a job that computes until there is a file `go`, then runs `end`; takes a snapshot of it.
 fn start_saved(place: &Place, options: &[&str], end: &str) -> Run {
@@ -32,7 +32,7 @@ fn restoring(place: &Place) -> Vec<String> {
     images.map(str::to_owned).collect()
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn policy_no_ends_with_the_first_crash() {
     let place = Place::new();
     let mut run = start_saved(&place, &["--restart", "no"], "");
@@ -41,7 +41,7 @@ fn policy_no_ends_with_the_first_crash() {
     assert_eq!(restored(&place), 0);
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn on_abnormal_restores_after_signals_only() {
     let place = Place::new();
     let mut run = start_saved(&place, &["--restart", "on-abnormal"], "sys.exit(9)");
@@ -57,7 +57,7 @@ fn on_abnormal_restores_after_signals_only() {
     );
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn policy_always_starts_again_after_a_success() {
     let place = Place::new();
     let options = ["--restart", "always", "--max-restarts", "2"];
@@ -66,7 +66,7 @@ fn policy_always_starts_again_after_a_success() {
     assert_eq!(place.text("ran"), "x\nx\nx\n");
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn a_prevented_exit_code_without_an_image_is_not_restarted() {
     let place = Place::new();
     let mut run = start(&place, &[], &["sh", "-c", "echo x >> ran; exit 2"]);
@@ -79,7 +79,7 @@ fn a_prevented_exit_code_without_an_image_is_not_restarted() {
     );
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn a_prevented_exit_code_of_a_job_with_an_image_is_a_crash() {
     let place = Place::new();
     let mut run = start_saved(&place, &[], "sys.exit(2)");
@@ -89,7 +89,7 @@ fn a_prevented_exit_code_of_a_job_with_an_image_is_a_crash() {
     assert_eq!(restoring(&place), ["000002", "000001"]);
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn restarts_without_a_new_image_are_counted() {
     let place = Place::new();
     let mut run = place.start_with(
@@ -105,7 +105,7 @@ fn restarts_without_a_new_image_are_counted() {
     assert_eq!(place.text("ran"), "x\nx\nx\n");
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn repeated_crash_ends_the_run_with_the_jobs_code() {
     let place = Place::new();
     let mut run = start_saved(&place, &["--max-restarts", "-1"], "sys.exit(9)");
@@ -119,7 +119,7 @@ fn repeated_crash_ends_the_run_with_the_jobs_code() {
     );
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn crashes_without_progress_try_each_older_image_once() {
     let place = Place::new();
     let mut run = start_saved(&place, &[], "sys.exit(9)");
@@ -134,7 +134,7 @@ fn crashes_without_progress_try_each_older_image_once() {
     assert!(said.contains("crashed 6 times"), "{said}");
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn an_explicit_limit_on_restarts_is_the_bound() {
     let place = Place::new();
     let mut run = start_saved(&place, &["--max-restarts", "1"], "sys.exit(9)");
@@ -147,7 +147,7 @@ fn an_explicit_limit_on_restarts_is_the_bound() {
     assert!(said.contains("restart.max"), "{said}");
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn abandoned_images_are_not_restored_later() {
     let place = Place::new();
     let mut run = start_saved(&place, &[], "");
@@ -169,7 +169,7 @@ fn abandoned_images_are_not_restored_later() {
     assert_eq!(restoring(&place), ["000002", "000001", "000003", "000001"]);
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn job_failing_at_the_same_place_ends_despite_new_images() {
     let place = Place::new();
     // The second crash comes one image after its restore.

@@ -3,7 +3,9 @@
 use std::fs;
 use std::time::SystemTime;
 
-use crate::harness::{COUNT, ON_REQUEST, Place, Run, apply, as_root, lines, stderr};
+use crate::harness::{
+    COUNT, ON_REQUEST, Place, Run, apply, as_root, as_root_and_user, lines, stderr,
+};
 
 /// Starts the counting job, and waits until it counts.
 fn counting(place: &Place) -> Run {
@@ -12,7 +14,7 @@ fn counting(place: &Place) -> Run {
     run
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn killed_job_is_restored_and_completes() {
     let place = Place::new();
     let mut run = counting(&place);
@@ -84,7 +86,7 @@ fn a_restored_job_has_the_huge_pages_back_that_were_its_own() {
     assert!(place.text("out").ends_with("done\n"));
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn a_store_is_looked_for_again_when_it_was_away_at_a_crash() {
     let place = Place::new();
     let settings = "[restart]\nbackoff = '10s'\n";
@@ -123,7 +125,7 @@ fn unreadable_newest_image_is_reported_and_skipped() {
     assert_eq!(place.text("log"), lines(40));
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn cleaned_temporary_folder_does_not_end_a_run() {
     let place = Place::new();
     let mut run = counting(&place);
@@ -142,7 +144,7 @@ fn cleaned_temporary_folder_does_not_end_a_run() {
     assert_eq!(place.text("log"), lines(40));
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn a_supervisor_has_as_many_descriptors_as_it_may() {
     let place = Place::new();
     let mut run = counting(&place);
@@ -164,7 +166,7 @@ fn a_supervisor_has_as_many_descriptors_as_it_may() {
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn unrestorable_eventfd_fails_the_snapshot_only() {
     let place = Place::new();
     let job = r#"
@@ -186,7 +188,7 @@ print(os.eventfd_read(fd), flush=True)
     assert_eq!(place.text("out"), "ready\n1\n");
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn file_being_rewritten_is_completed_after_a_restore() {
     let place = Place::new();
     // Saved as frameworks do: written to a temporary file and renamed, or in place. Each file has 3 blocks of its

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use super::hangs::hang_log;
-use crate::harness::{ON_REQUEST, Place, apply, as_root, installed, skip};
+use crate::harness::{ON_REQUEST, Place, apply, as_root_and_user, installed, skip};
 
 /// Newest py-spy at the time of writing.
 const PY_SPY: &str = "py-spy==0.4.1";
@@ -85,7 +85,7 @@ fn places(text: &str, parts: &[&str]) -> Vec<usize> {
     parts.iter().map(place).collect()
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn py_spy_shows_where_a_python_job_hangs() {
     let Some(tool) = py_spy() else { return };
     let place = Place::new();
@@ -102,7 +102,7 @@ fn py_spy_shows_where_a_python_job_hangs() {
     assert!(!log.contains("(failed"), "{log}");
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn eu_stack_shows_where_a_job_hangs() {
     if !installed("eu-stack") {
         return;

@@ -7,8 +7,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::harness::{
-    ON_REQUEST, Place, Run, UNTIL_GO, apply, as_root, descendants, inner_pid, program, stderr,
-    wait_for_descendant, wait_until,
+    ON_REQUEST, Place, Run, UNTIL_GO, apply, as_root, as_root_and_user, descendants, inner_pid,
+    program, stderr, wait_for_descendant, wait_until,
 };
 
 fn send(pid: i32, signal: Signal) {
@@ -99,7 +99,7 @@ on_give_up = "echo $CKPT_RUN_HOOK $CKPT_RUN_EXIT_CODE $CKPT_RUN_IMAGE $CKPT_RUN_
     assert_eq!(place.text("namespace").trim(), ours.to_str().unwrap());
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn a_veto_skips_a_snapshot_but_not_the_one_before_a_stop() {
     let place = Place::new();
     let mut run = start(&place, "hooks.before_snapshot = 'exit 75'", "");
@@ -118,7 +118,7 @@ fn a_veto_skips_a_snapshot_but_not_the_one_before_a_stop() {
     assert_eq!(place.images().len(), 1);
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn failing_or_hanging_hook_is_a_warning() {
     let place = Place::new();
     let settings = "[hooks]\nbefore_snapshot = 'sleep 1000'\nafter_snapshot = 'exit 3'\n\
@@ -142,7 +142,7 @@ fn failing_or_hanging_hook_is_a_warning() {
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn hanging_hook_leaves_grace_for_the_last_snapshot() {
     let place = Place::new();
     let settings =
@@ -160,7 +160,7 @@ fn hanging_hook_leaves_grace_for_the_last_snapshot() {
     assert!(!lives(hook));
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn a_hook_that_holds_up_a_snapshot_is_killed_with_the_run_s_end() {
     let place = Place::new();
     let settings =
@@ -180,7 +180,7 @@ fn a_hook_that_holds_up_a_snapshot_is_killed_with_the_run_s_end() {
     );
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn no_hook_is_called_for_a_job_that_has_ended() {
     let place = Place::new();
     let settings = r#"[hooks]
@@ -205,7 +205,7 @@ timeout = "1h"
     assert_eq!(place.text("told"), "called\n".repeat(2));
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn the_hook_of_the_last_image_has_ended_before_the_run_has() {
     let place = Place::new();
     let mut run = start(
@@ -218,7 +218,7 @@ fn the_hook_of_the_last_image_has_ended_before_the_run_has() {
     assert_eq!(place.text("copied"), "copied 000001\n");
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn hook_may_run_verbs_on_its_store() {
     let place = Place::new();
     let program = program();

@@ -85,7 +85,7 @@ fn a_job_in_a_user_namespace_does_without_io_uring() {
     hidden_before_and_after_crashes("user");
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn snapshot_refusal_for_io_uring_has_a_reason() {
     let place = Place::new();
     let mut run = place.start_python_with(&ON_REQUEST, JOB, |command| {

@@ -12,7 +12,9 @@ use ckpt_run::sandbox::{Ended, Event, IoUring, Isolation, Sandbox, ToolCommand};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::harness::{LIMIT, apply, as_root, is_dead, program, wait_for_descendant, wait_until};
+use crate::harness::{
+    LIMIT, apply, as_root_and_user, is_dead, program, wait_for_descendant, wait_until,
+};
 
 /// Sandbox with a job that has a waiting child.
 struct Started {
@@ -73,7 +75,7 @@ fn end_of_job(events: &Receiver<Option<Event>>) -> Ended {
 
 const ISOLATIONS: [Isolation; 2] = [Isolation::Namespaces, Isolation::None];
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn orphans_of_a_job_that_a_signal_ended_are_killed_at_once() {
     for isolation in ISOLATIONS {
         let job = start(isolation, "kill -9 $$");
@@ -84,7 +86,7 @@ fn orphans_of_a_job_that_a_signal_ended_are_killed_at_once() {
     }
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn orphans_run_until_the_supervisor_has_decided() {
     for isolation in ISOLATIONS {
         let job = start(isolation, "exit 1");
@@ -96,7 +98,7 @@ fn orphans_run_until_the_supervisor_has_decided() {
     }
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn a_tool_outlives_the_orphans_that_are_killed_beside_it() {
     for isolation in ISOLATIONS {
         let job = start(isolation, "");

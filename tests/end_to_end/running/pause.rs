@@ -5,7 +5,8 @@ use std::fs;
 use nix::sys::signal::Signal;
 
 use crate::harness::{
-    ON_REQUEST, Place, Run, apply, as_root, code, descendants, state, stderr, stdout, wait_until,
+    ON_REQUEST, Place, Run, apply, as_root, as_root_and_user, code, descendants, state, stderr,
+    stdout, wait_until,
 };
 
 /// Two processes that count, the child's numbers in a file; ends when the file `end` exists.
@@ -52,7 +53,7 @@ fn numbers(place: &Place) -> Vec<u64> {
     out.lines().filter_map(|line| line.parse().ok()).collect()
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn paused_job_is_stopped_until_unpaused() {
     let (place, mut run) = counting();
     assert_eq!(pause(&place), "000001");
@@ -78,7 +79,7 @@ fn paused_job_is_stopped_until_unpaused() {
     assert!(numbers.iter().copied().eq(1..=numbers.len() as u64));
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn a_job_that_is_not_paused_cannot_be_unpaused() {
     let (place, _run) = counting();
     let unpaused = place.verb(&["unpause"]);
@@ -108,7 +109,7 @@ fn stopped_paused_job_continues_when_rerun() {
     }
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn a_paused_job_that_is_killed_is_restored_when_it_is_unpaused() {
     let (place, mut run) = counting();
     let image = pause(&place);
@@ -130,7 +131,7 @@ fn a_paused_job_that_is_killed_is_restored_when_it_is_unpaused() {
     assert!(numbers.iter().copied().eq(1..=numbers.len() as u64));
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn a_paused_job_that_is_killed_can_be_stopped_or_the_run_ended() {
     for by_signal in [false, true] {
         let (place, mut run) = counting();

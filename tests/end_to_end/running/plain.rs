@@ -4,8 +4,8 @@ use std::fs;
 use std::process::Command;
 
 use crate::harness::{
-    COUNT, Place, Run, apply, as_root, descendants, is_dead, lines, state, wait_for_descendant,
-    wait_until,
+    COUNT, Place, Run, apply, as_root, as_root_and_user, descendants, is_dead, lines, state,
+    wait_for_descendant, wait_until,
 };
 
 const PLAIN: [&str; 4] = ["--isolation", "none", "--interval", "never"];
@@ -32,7 +32,7 @@ pub fn python(run: &Run) -> i32 {
     })
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn orphans_of_a_plain_job_end_with_it() {
     let place = Place::new();
     let mut run = place.start(&PLAIN, &["sh", "-c", &with_orphans("exit 6")]);
@@ -42,7 +42,7 @@ fn orphans_of_a_plain_job_end_with_it() {
     }
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn a_plain_job_does_not_outlive_a_killed_supervisor() {
     let place = Place::new();
     let run = place.start(&PLAIN, &["sh", "-c", &with_orphans("exec sleep 1000")]);
@@ -54,7 +54,7 @@ fn a_plain_job_does_not_outlive_a_killed_supervisor() {
     wait_until("the job's end", || all.iter().all(|pid| is_dead(*pid)));
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn a_plain_job_is_stopped_and_continued_with_us() {
     use nix::sys::signal::Signal;
     let place = Place::new();

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use crate::harness::{ON_REQUEST, Place, Run, apply, as_root};
+use crate::harness::{ON_REQUEST, Place, Run, apply, as_root_and_user};
 
 const MODULE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/python");
 
@@ -49,7 +49,7 @@ fn start(place: &Place, script: &str) -> Run {
     })
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn a_job_requests_a_snapshot_and_learns_of_its_restore() {
     let place = Place::new();
     let mut run = start(&place, ASKS);
@@ -60,7 +60,7 @@ fn a_job_requests_a_snapshot_and_learns_of_its_restore() {
     assert_eq!(lines, ["True 000001 1 000001", "callback 1 000001"]);
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn no_snapshot_begins_while_the_job_postpones_them() {
     let place = Place::new();
     let mut run = start(&place, POSTPONES);

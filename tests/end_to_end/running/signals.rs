@@ -9,8 +9,8 @@ use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 
 use crate::harness::{
-    COUNT, ON_REQUEST, Place, Run, UNTIL_GO, apply, as_root, descendants, is_dead, lines, program,
-    state, wait_until,
+    COUNT, ON_REQUEST, Place, Run, UNTIL_GO, apply, as_root, as_root_and_user, descendants,
+    is_dead, lines, program, state, wait_until,
 };
 
 /// Starts a job with a connection to the test, which prevents snapshots.
@@ -28,7 +28,7 @@ fn start_without_snapshots(place: &Place, options: &[&str], then: &str) -> (Run,
     (run, outside)
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn group_wide_sigusr1_takes_one_snapshot() {
     let place = Place::new();
     let mut run = place.start_python_with(&[], UNTIL_GO, |command| {
@@ -44,7 +44,7 @@ fn group_wide_sigusr1_takes_one_snapshot() {
     assert_eq!(images[0]["trigger"], "signal");
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn signal_to_all_processes_lets_the_job_decide() {
     for signal in [Signal::SIGTERM, Signal::SIGHUP] {
         let place = Place::new();
@@ -61,7 +61,7 @@ fn signal_to_all_processes_lets_the_job_decide() {
     }
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn no_image_is_taken_of_a_job_that_a_signal_is_about_to_end() {
     let place = Place::new();
     // Large enough to freeze the job for some time, because it does not fit the buffer and is slow to compress.
@@ -121,7 +121,7 @@ fn job_keeps_the_callers_signal_state_after_a_restore() {
     assert_eq!(place.text("out"), expected);
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn a_script_can_trap_sigusr1_and_sigusr2() {
     let place = Place::new();
     let script =
@@ -131,7 +131,7 @@ fn a_script_can_trap_sigusr1_and_sigusr2() {
     assert_eq!(place.text("out"), "got USR1\ngot USR2\n");
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn triggers_during_a_snapshot_become_one_more() {
     let place = Place::new();
     let mut run = place.start_ready(&[]);
@@ -146,7 +146,7 @@ fn triggers_during_a_snapshot_become_one_more() {
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn terminal_signals_reach_the_job_without_a_snapshot() {
     for (number, (signal, name)) in (40..).zip([
         (Signal::SIGINT, "INT"),
@@ -172,7 +172,7 @@ fn terminal_signals_reach_the_job_without_a_snapshot() {
     }
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn a_job_that_sigint_kills_ends_the_run_with_130() {
     let place = Place::new();
     let mut run = place.start(&[], &["sh", "-c", "echo ready; exec sleep 1000"]);
@@ -181,7 +181,7 @@ fn a_job_that_sigint_kills_ends_the_run_with_130() {
     assert_eq!(run.wait(), 130, "{}", place.text("err"));
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn a_stop_by_the_terminal_stops_the_job_too_and_both_go_on() {
     let place = Place::new();
     let mut run = place.start_python_with(&[], COUNT, |command| {
@@ -210,7 +210,7 @@ fn stop_and_continue(run: &Run, job: i32) {
     });
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn a_stop_by_the_terminal_waits_for_the_end_of_a_snapshot() {
     let place = Place::new();
     let mut run = place.start_ready(&[]);
@@ -223,7 +223,7 @@ fn a_stop_by_the_terminal_waits_for_the_end_of_a_snapshot() {
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn a_stop_by_the_terminal_while_no_job_runs_stops_us() {
     let place = Place::new();
     let mut run = place.start_with(&[], &["sh", "-c", "test -e go"], |command| {
@@ -324,7 +324,7 @@ fn a_second_sigterm_stops_at_once() {
     assert!(said.contains("a second SIGTERM"), "{said}");
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn the_same_sigterm_twice_saves_and_stops() {
     let place = Place::new();
     let run = place.start_python_with(&[], UNTIL_GO, |_| {});

@@ -3,7 +3,8 @@
 use std::fs;
 
 use crate::harness::{
-    COUNT, ON_REQUEST, Place, UNTIL_GO, apply, as_root, code, lines, stderr, stdout, wait_until,
+    COUNT, ON_REQUEST, Place, UNTIL_GO, apply, as_root, as_root_and_user, code, lines, stderr,
+    stdout, wait_until,
 };
 
 #[apply(as_root)]
@@ -29,7 +30,7 @@ fn stopped_run_continues_when_rerun() {
     assert!(stderr(&nobody).contains("none runs"), "{}", stderr(&nobody));
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn paused_run_is_stopped_in_its_present_state() {
     let place = Place::new();
     let mut run = place.start_ready(&ON_REQUEST);
@@ -40,7 +41,7 @@ fn paused_run_is_stopped_in_its_present_state() {
     assert_eq!(run.wait(), 75, "{}", place.text("err"));
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn a_stop_that_cannot_save_leaves_the_job_computing() {
     let place = Place::new();
     let job = format!("import os\nfd = os.eventfd(3, os.EFD_SEMAPHORE)\n{UNTIL_GO}");
@@ -58,7 +59,7 @@ fn a_stop_that_cannot_save_leaves_the_job_computing() {
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn run_waiting_for_a_restart_stops_if_it_has_an_image() {
     for saved in [true, false] {
         let place = Place::new();

@@ -5,9 +5,9 @@ use std::io::{Seek, SeekFrom, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::process::Stdio;
 
-use crate::harness::{Place, apply, as_root, code, lines, stderr};
+use crate::harness::{Place, apply, as_root, as_root_and_user, code, lines, stderr};
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn the_exit_code_is_the_jobs_own() {
     for (script, expected) in [
         ("exit 0", 0),
@@ -26,7 +26,7 @@ fn the_exit_code_is_the_jobs_own() {
     }
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn unrunnable_command_is_126_and_missing_command_is_127() {
     let place = Place::new();
     let write = |name: &str, text: &str, mode| {
@@ -50,7 +50,7 @@ fn unrunnable_command_is_126_and_missing_command_is_127() {
     }
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn stdin_is_passed_through_from_a_pipe() {
     let place = Place::new();
     let mut run = place.start_with(&[], &["cat"], |command| {
@@ -64,7 +64,7 @@ fn stdin_is_passed_through_from_a_pipe() {
     assert!(fs::read(place.file("out")).unwrap() == sent);
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn stdin_comes_from_a_file_or_is_empty() {
     let place = Place::new();
     fs::write(place.file("in"), "from a file").unwrap();
@@ -80,7 +80,7 @@ fn stdin_comes_from_a_file_or_is_empty() {
     assert_eq!(place.text("out"), "0\n/dev/null\n");
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn output_is_passed_on_byte_for_byte() {
     let place = Place::new();
     // Every byte value including zero; the length is not a multiple of any buffer's size.
@@ -94,7 +94,7 @@ fn output_is_passed_on_byte_for_byte() {
     assert!(output.stderr == bytes);
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn output_keeps_its_order() {
     let place = Place::new();
     let script = "i=0; while [ $i -lt 3000 ]; do echo $i; i=$((i+1)); done";
@@ -103,7 +103,7 @@ fn output_keeps_its_order() {
     assert_eq!(place.text("out"), lines(3000));
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn our_lines_never_break_a_line_of_the_jobs() {
     let place = Place::new();
     let mut run = place.start(&[], &["sh", "-c", "printf unfinished >&2; kill -KILL $$"]);
@@ -149,7 +149,7 @@ fn file_input_continues_under_another_supervisor() {
     assert!(!said.contains("later input only"), "{said}");
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn different_input_file_continues_with_a_warning() {
     let place = Place::new();
     fs::write(place.file("one"), "1\n2\n").unwrap();

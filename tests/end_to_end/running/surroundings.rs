@@ -3,7 +3,7 @@
 use std::fs;
 use std::process::{Command, Stdio};
 
-use crate::harness::{Place, apply, as_root, stderr, stdout};
+use crate::harness::{Place, apply, as_root, as_root_and_user, stderr, stdout};
 
 #[apply(as_root)]
 fn directory_environment_umask_limits_and_cgroup_are_kept() {
@@ -27,7 +27,7 @@ fn directory_environment_umask_limits_and_cgroup_are_kept() {
     assert_eq!(stdout(&output), expected, "{}", stderr(&output));
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn job_gets_its_store_but_no_systemd_variables() {
     let place = Place::new();
     let output = place
@@ -55,7 +55,7 @@ fn job_gets_its_store_but_no_systemd_variables() {
     }
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn job_leads_its_own_session_below_its_root() {
     let place = Place::new();
     let script = "import os; print(os.getpid(), os.getppid(), os.getsid(0), os.getpgid(0)); \
@@ -71,7 +71,7 @@ fn job_leads_its_own_session_below_its_root() {
     assert_eq!(rest, "1 ['0', '1', '2', '3']\n");
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn orphans_are_reaped_while_the_job_runs() {
     let place = Place::new();
     // Each child leaves a grandchild, which exits by itself.

@@ -4,9 +4,9 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::survival::survives;
-use crate::harness::{ON_REQUEST, Place, apply, as_root, as_user, state, wait_until};
+use crate::harness::{ON_REQUEST, Place, apply, as_root_and_user, as_user, state, wait_until};
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn attributes_of_each_thread_survive() {
     survives(
         r#"
@@ -58,7 +58,7 @@ os.kill(os.getpid(), signal.SIGSTOP)
 print("personality", libc.personality(0xffffffff), flush=True)
 "#;
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn a_stopped_job_with_attributes_comes_back_stopped() {
     comes_back_stopped(ADDR_NO_RANDOMIZE);
 }

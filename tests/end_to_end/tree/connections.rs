@@ -6,7 +6,8 @@ use std::net::{TcpListener, TcpStream};
 
 use super::survival::survives_two_crashes;
 use crate::harness::{
-    ON_REQUEST, Place, apply, as_root, as_root_and_in_own_network, connected, stderr, wait_until,
+    ON_REQUEST, Place, apply, as_root, as_root_and_in_own_network, as_root_and_user, connected,
+    stderr, wait_until,
 };
 
 /// Opens both ends of streams; every byte that passes is counted and hashed.
@@ -288,7 +289,7 @@ fn unaccepted_connection_with_data_is_refused() {
 }
 
 /// Connections of outsiders, which a restore closes anyway.
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn pending_connections_of_others_allow_a_snapshot() {
     let script = r#"
 import os, select, socket, sys, time

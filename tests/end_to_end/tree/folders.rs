@@ -6,7 +6,7 @@ use nix::sys::signal::kill;
 use nix::unistd::Pid;
 
 use super::survival::{Survival, survives};
-use crate::harness::{apply, as_root, wait_until};
+use crate::harness::{apply, as_root, as_root_and_user, wait_until};
 
 /// As soon as there is a file `tidy`, once: removes `folder`, then kills the job's first process. Python's
 /// multiprocessing does this in the opposite order, with a race against the end of the sandbox.
@@ -83,7 +83,7 @@ os.kill(child, signal.SIGKILL)
     );
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn a_worker_that_hears_of_its_parents_death_changes_nothing() {
     survives(
         r#"

@@ -1,7 +1,7 @@
 //! Memory: private, shared, backed by files or anonymous.
 
 use super::survival::{Survival, survives, take_turns};
-use crate::harness::{ON_REQUEST, Place, apply, as_root, as_root_and_user, skip, stderr};
+use crate::harness::{ON_REQUEST, Place, apply, as_root_and_user, skip, stderr};
 
 #[apply(as_root_and_user)]
 fn a_large_private_memory_survives_to_the_last_byte() {
@@ -101,13 +101,13 @@ note(again == bytes(shared.buf))
 shared.close(); shared.unlink(); libc.sem_unlink(("/" + name).encode())
 "#;
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn named_shared_memory_and_semaphores_survive() {
     let _turn = take_turns();
     survives(NAMED);
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn named_shared_memory_lost_in_a_reboot_is_recreated() {
     let _turn = take_turns();
     let survival = Survival::begin(NAMED);
@@ -133,7 +133,7 @@ fn has_huge_pages() -> bool {
     free >= 2 * HUGE_PAGES
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn private_and_shared_huge_pages_survive() {
     if !has_huge_pages() {
         return;
@@ -169,7 +169,7 @@ os.kill(child, signal.SIGKILL)
     );
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn unrestorable_huge_pages_of_forks_are_named() {
     if !has_huge_pages() {
         return;

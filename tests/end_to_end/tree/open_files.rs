@@ -6,9 +6,9 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use super::survival::survives;
-use crate::harness::{ON_REQUEST, Place, Run, apply, as_root, wait_until};
+use crate::harness::{ON_REQUEST, Place, Run, apply, as_root, as_root_and_user, wait_until};
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn files_opened_in_every_mode_go_back_with_the_job() {
     survives(
         r#"
@@ -27,7 +27,7 @@ for name in "append", "truncated", "both", "raw": note(open(name, "rb").read(), 
     );
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn unlinked_files_keep_their_content() {
     survives(
         r#"
@@ -45,7 +45,7 @@ for i in steps():
     );
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn pipes_keep_data_in_flight() {
     survives(
         r#"
@@ -65,7 +65,7 @@ while data := os.read(loose[0], 4096): note(data)
     );
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn named_pipes_keep_data_in_flight() {
     survives(
         r#"
@@ -80,7 +80,7 @@ note(os.read(reader, 1000))
     );
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn devices_stay_open() {
     survives(
         r#"
@@ -91,7 +91,7 @@ for i in steps():
     );
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn file_locks_are_held_on() {
     survives(
         r#"
@@ -116,7 +116,7 @@ assert subprocess.check_output([sys.executable, "-c", probe]) == b"False [True, 
     );
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn two_thousand_open_files_survive() {
     survives(
         r#"
@@ -133,7 +133,7 @@ note(resource.getrlimit(resource.RLIMIT_NOFILE), sum(os.path.getsize(f"many/{n}"
     );
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn the_working_directory_stays_even_when_it_was_deleted() {
     survives(
         r#"
@@ -196,7 +196,7 @@ fn links_of_a_foreign_criu_stay_and_do_no_harm() {
     }
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn links_that_a_killed_dump_has_left_are_taken_away() {
     let place = survives_names(|place, name| fs::hard_link(place.file("second"), name).unwrap());
     for number in 0..NUMBERS {
@@ -224,7 +224,7 @@ if __name__ == "__main__":
 "#;
 
 /// All have semaphores in `/dev/shm`, and CRIU gives them the same names there.
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn concurrently_killed_jobs_are_all_restored() {
     let jobs: Vec<(Place, Run)> = (0..4)
         .map(|_| {

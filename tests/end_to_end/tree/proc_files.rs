@@ -3,7 +3,7 @@
 use std::fs;
 
 use super::survival::survives;
-use crate::harness::{ON_REQUEST, Place, UNTIL_GO, apply, as_root, stderr};
+use crate::harness::{ON_REQUEST, Place, UNTIL_GO, apply, as_root, as_root_and_user, stderr};
 
 #[apply(as_root)]
 fn open_files_of_proc_are_those_of_the_restored_processes() {
@@ -46,7 +46,7 @@ os.kill(child, signal.SIGKILL)
     );
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn a_proc_file_that_a_restore_would_not_find_is_named() {
     // `/proc/self` itself is affected by a bug of CRIU.
     for (what, opens, why) in [

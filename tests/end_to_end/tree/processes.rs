@@ -3,7 +3,7 @@
 use std::fs;
 
 use super::survival::{Survival, survives, take_turns};
-use crate::harness::{ON_REQUEST, Place, apply, as_root, as_root_and_user, wait_until};
+use crate::harness::{ON_REQUEST, Place, apply, as_root_and_user, wait_until};
 
 #[apply(as_root_and_user)]
 fn threads_survive() {
@@ -104,7 +104,7 @@ else:
     );
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn a_daemonized_helper_survives() {
     survives(
         r#"
@@ -223,7 +223,7 @@ for pid in children[0], children[2]: os.kill(pid, signal.SIGKILL); os.waitpid(pi
     );
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn a_shell_pipeline_survives() {
     const COUNT: &str = r#"
 import os, time

@@ -4,9 +4,11 @@ use std::fs;
 use std::net::TcpListener;
 
 use super::survival::survives;
-use crate::harness::{ON_REQUEST, Place, Run, apply, as_root, as_root_and_in_own_network};
+use crate::harness::{
+    ON_REQUEST, Place, Run, apply, as_root, as_root_and_in_own_network, as_root_and_user,
+};
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn unix_sockets_keep_data_in_flight() {
     survives(
         r#"
@@ -188,7 +190,7 @@ fn a_connection_to_others_is_kept_where_that_is_wanted() {
 }
 
 /// The CUDA driver binds such an address; jobs on one machine share the network namespace.
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn two_jobs_may_name_addresses_by_their_pids() {
     let script = r#"
 import os, socket, time

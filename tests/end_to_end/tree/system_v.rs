@@ -1,7 +1,7 @@
 //! System V IPC: the job has a separate IPC namespace.
 
 use super::survival::survives;
-use crate::harness::{apply, as_root};
+use crate::harness::{apply, as_root_and_user};
 
 const JOB: &str = r#"
 libc.shmat.restype = ctypes.c_void_p
@@ -47,7 +47,7 @@ check(libc.shmctl(memory, 0, None)); check(libc.shmctl(private, 0, None))
 check(libc.semctl(semaphores, 0, 0)); check(libc.msgctl(queue, 0, None))
 "#;
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn system_v_memory_semaphores_and_messages_survive() {
     survives(JOB);
 }

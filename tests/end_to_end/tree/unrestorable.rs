@@ -1,7 +1,7 @@
 //! State that an image would lack or that cannot be restored, and state that a snapshot would harm: refused by name,
 //! and the job continues.
 
-use crate::harness::{ON_REQUEST, Place, apply, as_root, stderr};
+use crate::harness::{ON_REQUEST, Place, apply, as_root_and_user, stderr};
 
 /// Starts the job, which prints "ready", and returns the message with which a snapshot is refused. The job must
 /// continue.
@@ -38,7 +38,7 @@ os.waitpid(first, 0)
 os.read(ready[0], 1)
 "#;
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn a_daemon_that_the_job_has_adopted_is_refused_by_name() {
     let said = refusal(ADOPTED);
     assert!(
@@ -47,7 +47,7 @@ fn a_daemon_that_the_job_has_adopted_is_refused_by_name() {
     );
 }
 
-#[apply(as_root)]
+#[apply(as_root_and_user)]
 fn a_write_lease_is_refused_by_name_before_it_breaks() {
     let said = refusal(
         r"
