@@ -66,6 +66,20 @@ fn killed_gpu_job_is_restored_and_completes() {
     gpu.assert_free("at its end");
 }
 
+/// ckpt-run makes a system call in each thread of such a job before the thread runs.
+#[apply(as_root_and_user)]
+fn a_gpu_job_with_a_personality_waits_for_its_gpu_memory() {
+    let (place, gpu) = (Place::new(), FakeGpu::new());
+    let mut command = place.command(&["--interval", "never", "--", "setarch", "-R"]);
+    command.arg(fake_gpu::job()).args(JOB);
+    let mut run = place.spawn(gpu.wrap(&command), |_| {});
+    place.wait_for("out", "\n10 ");
+    place.snapshot();
+    place.wait_for("out", "\n20 ");
+    run.crash();
+    ends_as_ever(&place, &mut run);
+}
+
 #[apply(as_root)]
 fn suspended_memory_can_be_resumed_on_another_gpu() {
     let (place, gpu) = (Place::new(), FakeGpu::new());
