@@ -202,7 +202,7 @@ impl<'env, E: Send + 'env, R: Fn(&str, File) -> Result<u64, E> + Sync> Reception
         if self.done.files + self.running.len() >= FILES_MAX {
             return Err(CaptureError::TooMany);
         }
-        let pipe = receive_pipe(self.connection).map_err(CaptureError::Stream)?;
+        let pipe = receive_pipe(self.connection, &name).map_err(CaptureError::Stream)?;
         let receive = self.receive;
         let reader = std::thread::Builder::new()
             .name("image".to_owned())

@@ -13,9 +13,12 @@ use prost::Message;
 
 /// Limit on the size of a request, which contains the name of an image file.
 const REQUEST_BYTES_MAX: u32 = 4096;
-/// Size of the image pipes, the most that an unprivileged process may request. The default of 64 KiB is slower by a
-/// factor of 5 to 10.
+/// Size of the pipes of large image files, the most that an unprivileged process may request. The default of 64 KiB is
+/// slower by a factor of 5 to 10.
 const PIPE_BYTES: i32 = 1 << 20;
+/// Beginnings of the names of large image files. About 40 small ones are open at once, and a user's pipes may have 64 MiB
+/// in all (`fs.pipe-user-pages-soft`), beyond which CRIU cannot read a job's pipes.
+const LARGE: [&str; 2] = ["pages-", "ghost-file-"];
 
 /// Descriptors that the kernel passes with one message (`SCM_MAX_FD`). One is expected. If the buffer had room for
 /// fewer than were sent, the received ones would stay open unnoticed.
@@ -61,8 +64,8 @@ pub(super) fn write_reply(mut connection: &UnixStream, exists: bool) -> io::Resu
     connection.write_all(&[&length.to_le_bytes(), body.as_slice()].concat())
 }
 
-/// Receives the pipe of the image file, and enlarges it.
-pub(super) fn receive_pipe(connection: &UnixStream) -> io::Result<File> {
+/// Receives the pipe of the image file with this name, and enlarges that of a large one.
+pub(super) fn receive_pipe(connection: &UnixStream, name: &str) -> io::Result<File> {
     let mut dummy = [0; 1];
     let mut space = nix::cmsg_space!([RawFd; DESCRIPTORS_MAX]);
     let mut parts = [IoSliceMut::new(&mut dummy)];
@@ -83,8 +86,10 @@ pub(super) fn receive_pipe(connection: &UnixStream) -> io::Result<File> {
         .next()
         .map(File::from)
         .ok_or_else(|| invalid("image stream request without a pipe"))?;
-    // A smaller pipe works too, but is slower.
-    let _ = fcntl(&pipe, FcntlArg::F_SETPIPE_SZ(PIPE_BYTES));
+    if LARGE.iter().any(|large| name.starts_with(large)) {
+        // A smaller pipe works too, but is slower.
+        let _ = fcntl(&pipe, FcntlArg::F_SETPIPE_SZ(PIPE_BYTES));
+    }
     Ok(pipe)
 }
 
@@ -125,6 +130,27 @@ mod tests {
     use super::*;
 
     #[test]
+    fn only_pipes_of_large_files_are_enlarged() {
+        for (name, is_large) in [
+            ("core-1.img", false),
+            ("pagemap-1.img", false),
+            ("pages-1.img", true),
+            ("ghost-file-3.img", true),
+        ] {
+            let (criu, ours) = UnixStream::pair().unwrap();
+            let (reader, _writer) = io::pipe().unwrap();
+            let before = fcntl(&reader, FcntlArg::F_GETPIPE_SZ).unwrap();
+            let rights = [reader.as_raw_fd()];
+            let rights = [ControlMessage::ScmRights(&rights)];
+            let bytes = [IoSlice::new(&[0])];
+            sendmsg::<()>(criu.as_raw_fd(), &bytes, &rights, MsgFlags::empty(), None).unwrap();
+            let pipe = receive_pipe(&ours, name).unwrap();
+            let after = fcntl(&pipe, FcntlArg::F_GETPIPE_SZ).unwrap();
+            assert_eq!(after > before, is_large, "{name}");
+        }
+    }
+
+    #[test]
     fn of_several_descriptors_only_the_first_stays_open() {
         let (criu, ours) = UnixStream::pair().unwrap();
         let (readers, writers): (Vec<_>, Vec<PipeWriter>) =
@@ -134,7 +160,7 @@ mod tests {
         let bytes = [IoSlice::new(&[0])];
         sendmsg::<()>(criu.as_raw_fd(), &bytes, &rights, MsgFlags::empty(), None).unwrap();
         drop(readers);
-        let _first = receive_pipe(&ours).unwrap();
+        let _first = receive_pipe(&ours, "core-1.img").unwrap();
         // A child of another test may have copies of all of them for a moment.
         for writer in &writers[1..] {
             let limit = PollTimeout::try_from(60_000).unwrap();

@@ -122,7 +122,7 @@ fn next_request(
     let found = exists(&name);
     write_reply(connection, found)?;
     let pipe = if found {
-        Some(receive_pipe(connection)?)
+        Some(receive_pipe(connection, &name)?)
     } else {
         None
     };

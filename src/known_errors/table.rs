@@ -356,6 +356,11 @@ pub static CAUSES: &[Cause] = &[
         "free memory, or lower snapshot.buffer; raise vm.nr_hugepages if the job uses huge pages (MAP_HUGETLB)",
     ),
     criu(
+        &["Unable to set a pipe size"],
+        "the user's programs have too many or too large pipes (64 MiB in all)",
+        "end some of them, or raise the limit: sysctl fs.pipe-user-pages-soft",
+    ),
+    criu(
         &["Operation not permitted"],
         "the kernel refuses what CRIU needs",
         "run as root, or with what `ckpt-run doctor` asks for; in a container, allow it there (seccomp, capabilities)",

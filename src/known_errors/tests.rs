@@ -273,6 +273,10 @@ const LINES: &[(&str, &str)] = &[
         "out of memory",
     ),
     (
+        "Error (criu/pipes.c:436): Unable to set a pipe size: Operation not permitted",
+        "too many or too large pipes",
+    ),
+    (
         "Error (criu/kerndat.c:1601): Unable create a network namespace: Operation not permitted",
         "kernel refuses",
     ),
