@@ -1,7 +1,3 @@
-#![allow(
-    unsafe_code,
-    reason = "a system call with a filter between fork and exec"
-)]
 //! Filter that hides `io_uring` from the job, because CRIU (4.2.1) cannot dump it. Programs that use it if available
 //! (libuv, and with it `torchrun`'s store) also work without it.
 //!
@@ -15,11 +11,13 @@
 //! user namespace.
 
 use std::io;
-use std::mem::offset_of;
 
-use nix::errno::Errno;
 use nix::libc::{self, sock_filter};
 use serde::{Deserialize, Serialize};
+
+use super::bpf_filter::{
+    LOAD_WORD, MACHINE, MACHINES, NUMBER, RETURN, install, instruction, skip_unless,
+};
 
 /// Availability of `io_uring` in the job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,52 +39,15 @@ impl IoUring {
     pub(super) fn apply(self) -> io::Result<()> {
         match self {
             Self::Allow => Ok(()),
-            Self::Hide => install(),
+            Self::Hide => install(&FILTER),
         }
     }
-}
-
-fn install() -> io::Result<()> {
-    let program = libc::sock_fprog {
-        len: LENGTH,
-        filter: FILTER.as_ptr().cast_mut(),
-    };
-    // SAFETY: the kernel copies the filter and does not write to it.
-    let result = unsafe {
-        libc::syscall(
-            libc::SYS_seccomp,
-            libc::SECCOMP_SET_MODE_FILTER,
-            // Kernels before 5.16 otherwise slow down a filtered process (speculative store bypass).
-            libc::SECCOMP_FILTER_FLAG_SPEC_ALLOW,
-            &raw const program,
-        )
-    };
-    Ok(Errno::result(result).map(drop)?)
 }
 
 /// Number of `io_uring_setup`, the same on every architecture and in 32-bit programs.
 const IO_URING_SETUP: u32 = 425;
 
-/// Architectures of the filtered system calls (`linux/audit.h`): 64-bit and 32-bit.
-#[cfg(target_arch = "x86_64")]
-const MACHINES: [u32; 2] = [0xc000_003e, 0x4000_0003];
-/// Architectures of the filtered system calls (`linux/audit.h`): 64-bit and 32-bit.
-#[cfg(target_arch = "aarch64")]
-const MACHINES: [u32; 2] = [0xc000_00b7, 0x4000_0028];
-
-const LENGTH: u16 = 7;
-/// Offset of the system call's number in `struct seccomp_data`. The architecture follows it.
-const NUMBER: u32 = 0;
-const MACHINE: u32 = 4;
-const _: () = assert!(offset_of!(libc::seccomp_data, nr) == NUMBER as usize);
-const _: () = assert!(offset_of!(libc::seccomp_data, arch) == MACHINE as usize);
-
-// Classes and modes of BPF (`linux/bpf_common.h`), which never change.
-const LOAD_WORD: u16 = 0x20;
-const JUMP_IF_EQUAL: u16 = 0x15;
-const RETURN: u16 = 0x06;
-
-const FILTER: [sock_filter; LENGTH as usize] = [
+const FILTER: [sock_filter; 7] = [
     instruction(LOAD_WORD, MACHINE),
     skip_unless(MACHINES[0], 1, 0),
     skip_unless(MACHINES[1], 0, 3),
@@ -98,21 +59,3 @@ const FILTER: [sock_filter; LENGTH as usize] = [
     ),
     instruction(RETURN, libc::SECCOMP_RET_ALLOW),
 ];
-
-/// Skips `when_equal` instructions if the loaded value equals `value`, and `otherwise` instructions if not.
-const fn skip_unless(value: u32, when_equal: u8, otherwise: u8) -> sock_filter {
-    sock_filter {
-        jt: when_equal,
-        jf: otherwise,
-        ..instruction(JUMP_IF_EQUAL, value)
-    }
-}
-
-const fn instruction(code: u16, value: u32) -> sock_filter {
-    sock_filter {
-        code,
-        jt: 0,
-        jf: 0,
-        k: value,
-    }
-}

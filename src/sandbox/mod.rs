@@ -18,6 +18,7 @@
 //! ([`Isolation::User`]). If the kernel refuses namespaces, pid 1 is a plain child ([`Isolation::None`]) and adopts orphans
 //! as a subreaper. When its control socket is closed, it kills all descendants and exits.
 
+mod bpf_filter;
 mod callers_signals;
 mod descendants;
 mod filters;
@@ -34,6 +35,8 @@ mod network_keeper;
 mod own_network;
 mod protocol;
 mod root;
+
+mod small_pipes;
 mod spawn;
 mod user_namespace;
 

@@ -16,6 +16,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::own_network::{NAME_SERVER, needs_name_server};
 use super::root::{close_from, ignore_signals};
+use super::small_pipes;
 use crate::clock;
 
 /// First argument that makes the binary keep a sandbox's network connected.
@@ -153,7 +154,9 @@ impl Pasta {
         let folder = tempfile::Builder::new()
             .prefix("ckpt-run-network-")
             .tempdir_in(PID_FOLDER)?;
-        let mut child = Command::new(program)
+        let mut command = Command::new(program);
+        small_pipes::limit(&mut command);
+        let mut child = command
             .args(ARGUMENTS)
             .args(if geteuid().is_root() {
                 &AS_ROOT[..]
