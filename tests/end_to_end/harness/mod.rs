@@ -16,7 +16,8 @@ pub use outcome::{LIMIT, code, connected, stderr, stdout, wait_until, wait_until
 pub use place::Place;
 pub use privilege::{Ordinary, Privilege, TUN, installed, is_open_to_all, network_of_test, skip};
 pub(crate) use privilege::{
-    as_root, as_root_and_in_own_network, as_root_and_user, as_user, in_own_network,
+    as_root, as_root_and_in_own_network, as_root_and_user, as_user, in_own_network, run_as,
+    run_twice,
 };
 pub use process_tree::{
     descendants, inner_pid, is_dead, job_of, name_of, state, wait_for_descendant, wait_until_gone,

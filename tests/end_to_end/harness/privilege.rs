@@ -144,89 +144,63 @@ pub fn is_open_to_all(device: &str) -> bool {
 /// Device from which pasta makes network devices.
 pub const TUN: &str = "/dev/net/tun";
 
-/// Declares a test that needs root: `#[apply(as_root)]` instead of `#[test]`.
-macro_rules! as_root {
-    ($(#[$attribute:meta])* fn $name:ident() $body:block) => {
+/// Declares a test that runs with a privilege.
+macro_rules! run_as {
+    ($privilege:ident: $(#[$attribute:meta])* fn $name:ident() $body:block) => {
         #[test]
         $(#[$attribute])*
         fn $name() {
-            $crate::harness::Privilege::Root.run(|| $body);
+            $crate::harness::Privilege::$privilege.run(|| $body);
         }
     };
+}
+pub(crate) use run_as;
+
+/// Declares a test that runs twice: as root, and under the second name with another privilege.
+macro_rules! run_twice {
+    ($second:ident, $privilege:ident: $(#[$attribute:meta])* fn $name:ident() $body:block) => {
+        mod $name {
+            #[allow(unused_imports, reason = "what the test uses is its module's")]
+            use super::*;
+
+            $crate::harness::run_as! { Root: $(#[$attribute])* fn as_root() $body }
+            $crate::harness::run_as! { $privilege: $(#[$attribute])* fn $second() $body }
+        }
+    };
+}
+pub(crate) use run_twice;
+
+/// Declares a test that needs root: `#[apply(as_root)]` instead of `#[test]`.
+macro_rules! as_root {
+    ($($test:tt)*) => { $crate::harness::run_as! { Root: $($test)* } };
 }
 pub(crate) use as_root;
 
-/// Declares a test that runs twice, as root and as an ordinary user: `#[apply(as_root_and_user)]` instead of `#[test]`.
-macro_rules! as_root_and_user {
-    ($(#[$attribute:meta])* fn $name:ident() $body:block) => {
-        mod $name {
-            #[allow(unused_imports, reason = "what the test uses is its module's")]
-            use super::*;
-
-            #[test]
-            $(#[$attribute])*
-            fn as_root() {
-                $crate::harness::Privilege::Root.run(|| $body);
-            }
-
-            #[test]
-            $(#[$attribute])*
-            fn as_user() {
-                $crate::harness::Privilege::User.run(|| $body);
-            }
-        }
-    };
+/// Declares a test that runs as an ordinary user.
+macro_rules! as_user {
+    ($($test:tt)*) => { $crate::harness::run_as! { User: $($test)* } };
 }
-pub(crate) use as_root_and_user;
+pub(crate) use as_user;
 
-/// Declares a test that runs twice, as root on the machine's network and as an ordinary user in a network namespace:
-/// `#[apply(as_root_and_in_own_network)]` instead of `#[test]`.
-macro_rules! as_root_and_in_own_network {
-    ($(#[$attribute:meta])* fn $name:ident() $body:block) => {
-        mod $name {
-            #[allow(unused_imports, reason = "what the test uses is its module's")]
-            use super::*;
-
-            #[test]
-            $(#[$attribute])*
-            fn as_root() {
-                $crate::harness::Privilege::Root.run(|| $body);
-            }
-
-            #[test]
-            $(#[$attribute])*
-            fn in_own_network() {
-                $crate::harness::Privilege::UserWithNetwork.run(|| $body);
-            }
-        }
-    };
-}
-pub(crate) use as_root_and_in_own_network;
-
-/// Declares a test that runs as an ordinary user in a network namespace: `#[apply(in_own_network)]` instead of
-/// `#[test]`.
+/// Declares a test that runs as an ordinary user in a network namespace.
 macro_rules! in_own_network {
-    ($(#[$attribute:meta])* fn $name:ident() $body:block) => {
-        #[test]
-        $(#[$attribute])*
-        fn $name() {
-            $crate::harness::Privilege::UserWithNetwork.run(|| $body);
-        }
-    };
+    ($($test:tt)*) => { $crate::harness::run_as! { UserWithNetwork: $($test)* } };
 }
 pub(crate) use in_own_network;
 
-/// Declares a test that runs as an ordinary user: `#[apply(as_user)]` instead of `#[test]`.
-macro_rules! as_user {
-    ($(#[$attribute:meta])* fn $name:ident() $body:block) => {
-        #[test]
-        $(#[$attribute])*
-        fn $name() {
-            $crate::harness::Privilege::User.run(|| $body);
-        }
+/// Declares a test that runs twice, as root and as an ordinary user.
+macro_rules! as_root_and_user {
+    ($($test:tt)*) => { $crate::harness::run_twice! { as_user, User: $($test)* } };
+}
+pub(crate) use as_root_and_user;
+
+/// Declares a test that runs twice, as root on the machine's network and as an ordinary user in a network namespace.
+macro_rules! as_root_and_in_own_network {
+    ($($test:tt)*) => {
+        $crate::harness::run_twice! { in_own_network, UserWithNetwork: $($test)* }
     };
 }
-pub(crate) use as_user;
+pub(crate) use as_root_and_in_own_network;
 
 /// Marks a test as skipped: `scripts/test` shows the line and counts the test. The test itself has to return.
 pub fn skip(reason: &str) {
