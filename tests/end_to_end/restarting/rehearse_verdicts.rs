@@ -32,7 +32,9 @@ for i in range(STEPS):
     with ckpt_run.postpone():
         s = json.load(open("state")) if os.path.exists("state") else {"n": 0, "h": "x"}
         s = {"n": s["n"] + 1, "h": hashlib.sha256((s["h"] + str(i)).encode()).hexdigest()}
-        with open("state", "w") as f: json.dump(s, f)
+        # By one write, so that a kill never leaves a part of it.
+        f = os.open("state", os.O_WRONLY | os.O_CREAT)
+        os.write(f, json.dumps(s).ljust(120).encode()); os.close(f)
     print(i, s["n"], s["h"][:16], flush=True)
     pace(i)
 "#;
