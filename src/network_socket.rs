@@ -45,10 +45,21 @@ impl NetworkSocket {
     }
 }
 
-/// Creates a socket in the network namespace of this process, which the job shares.
-///
-/// # Errors
-/// The kernel refuses.
-pub fn open_here(kind: NetworkSocket) -> io::Result<OwnedFd> {
-    kind.open()
+#[cfg(test)]
+mod tests {
+    use nix::sys::socket::{getsockopt, sockopt};
+
+    use super::*;
+
+    #[test]
+    fn each_kind_of_socket_can_be_opened() {
+        for (kind, expected) in [
+            (NetworkSocket::Netfilter, SockType::Raw),
+            (NetworkSocket::Diagnosis, SockType::Raw),
+            (NetworkSocket::Datagrams, SockType::Datagram),
+        ] {
+            let opened = kind.open().unwrap();
+            assert_eq!(getsockopt(&opened, sockopt::SockType).unwrap(), expected);
+        }
+    }
 }

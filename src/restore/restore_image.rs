@@ -28,7 +28,7 @@ use crate::criu::Tcp;
 use crate::gpu::mapping::GpuPlan;
 use crate::gpu::resident::{ResidentRestore, Standby};
 use crate::job::{self, CutAway, OpenFile, OtherBytes, Relation};
-use crate::network_socket::open_here;
+use crate::network_socket::NetworkSocket;
 use crate::run::gpu_facts::CudaFacts;
 use crate::run::image_facts::{ImageFacts, Phase, Stopwatch};
 use crate::run::progress::{Step, Work};
@@ -185,7 +185,7 @@ impl Restore<'_> {
         locked(self.streams).make_whole(&facts.streams, relation, &aside, other_bytes(context))?;
         // A new network namespace has none.
         if !self.sandbox.isolation().has_network() {
-            facts.sockets.destroy_leftovers(&open_here)?;
+            facts.sockets.destroy_leftovers(&NetworkSocket::open)?;
         }
         for content in facts.files.iter().filter_map(|file| file.content.as_ref()) {
             // The first read only verifies the hashes: no file may be partly overwritten with damaged content.

@@ -4,7 +4,7 @@ use super::diagnosis::{ID_BYTES, REPORT_BYTES};
 use super::*;
 use crate::job::Process;
 use crate::job::obstacles::Finding;
-use crate::network_socket::open_here;
+use crate::network_socket::NetworkSocket;
 use nix::sys::socket::{
     AddressFamily, SockFlag, SockType, SockaddrIn, bind, connect, getsockname, socket,
 };
@@ -129,12 +129,12 @@ fn only_a_connection_to_other_programs_is_aborted() {
         outside: vec![(aborted.local_addr().unwrap(), at)],
         ..Sockets::default()
     };
-    assert_eq!(sockets.abort_outside(&open_here).unwrap(), 1);
+    assert_eq!(sockets.abort_outside(&NetworkSocket::open).unwrap(), 1);
     let error = aborted.read(&mut [0; 1]).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::ConnectionAborted);
     server.write_all(b"x").unwrap();
     assert_eq!(kept.read(&mut [0; 1]).unwrap(), 1);
-    assert_eq!(sockets.abort_outside(&open_here).unwrap(), 0);
+    assert_eq!(sockets.abort_outside(&NetworkSocket::open).unwrap(), 0);
 }
 
 #[test]
@@ -176,7 +176,7 @@ fn received_data_survives_the_reset_of_the_other_end() {
         outside: vec![(ends.1, ends.0)],
         ..Sockets::default()
     };
-    assert_eq!(reset.abort_outside(&open_here).unwrap(), 1);
+    assert_eq!(reset.abort_outside(&NetworkSocket::open).unwrap(), 1);
     let sockets = table(&[&client, &server]).sockets();
     assert_eq!(sockets.outside, [ends]);
     assert!(!sockets.are_outside_only());
@@ -204,7 +204,7 @@ fn an_address_in_time_wait_is_free_again() {
         closed.iter().filter(|one| one.local == at).count()
     };
     assert_eq!(left(), 1);
-    assert!(sockets.destroy_leftovers(&open_here).unwrap() >= 1);
+    assert!(sockets.destroy_leftovers(&NetworkSocket::open).unwrap() >= 1);
     assert_eq!(left(), 0);
 }
 

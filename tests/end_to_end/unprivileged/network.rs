@@ -314,7 +314,7 @@ fn answer_names(server: &UdpSocket) {
     }
 }
 
-/// As with systemd's resolver.
+/// The name server is on a loopback address, like systemd's resolver.
 #[apply(in_own_network)]
 fn names_are_resolved_by_a_server_on_the_machines_loopback() {
     let Some(user) = where_root_mounts() else {

@@ -79,7 +79,7 @@ fn output_of(place: &Place, command: &mut Command) -> Output {
     command.output().unwrap()
 }
 
-/// As in a container of rootless podman, whose root may not create namespaces of the machine's kind.
+/// The rights are those of root in a container of rootless podman, who may not create namespaces of the machine's kind.
 #[apply(as_user)]
 fn doctor_has_no_problem_as_root_of_a_user_namespace() {
     let place = Place::new();
