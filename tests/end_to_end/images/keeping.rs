@@ -166,10 +166,13 @@ fn unmapped_copies_of_the_program_are_removed_at_a_start() {
     fs::write(&old, "#!").unwrap();
     // Another build of ckpt-run continues: the copy that the image maps is not its own.
     let upgraded = place.file("ckpt-run-upgraded");
-    fs::copy(program(), &upgraded).unwrap();
-    let mut file = fs::File::options().append(true).open(&upgraded).unwrap();
-    std::io::Write::write_all(&mut file, b"upgraded").unwrap();
-    drop(file);
+    // In a process of its own: a descriptor for writing here would be in every process that another test forks, and
+    // as long as one of them has it, the program cannot be started (ETXTBSY).
+    let copied = std::process::Command::new("sh")
+        .args(["-c", r#"cp "$0" "$1" && printf upgraded >> "$1""#, program()])
+        .arg(&upgraded)
+        .status();
+    assert!(copied.unwrap().success());
     place.go();
     let mut command = std::process::Command::new(&upgraded);
     command
