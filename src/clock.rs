@@ -2,15 +2,24 @@
 
 use std::io;
 use std::sync::OnceLock;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use jiff::tz::TimeZone;
 use jiff::{Timestamp, Zoned};
+use nix::time::{ClockId, clock_gettime};
 
 /// Returns the monotonic time, for intervals and durations.
 #[must_use]
 pub fn now() -> Instant {
     Instant::now()
+}
+
+/// Returns the time since the machine's boot, including the time for which it was suspended.
+#[must_use]
+pub fn since_boot() -> Duration {
+    let time = clock_gettime(ClockId::CLOCK_BOOTTIME);
+    // Linux has this clock since 2.6.39.
+    time.map_or(Duration::MAX, Duration::from)
 }
 
 /// Returns the wall-clock time as milliseconds since 1970-01-01 UTC; 0 if the clock is set before that.

@@ -38,7 +38,7 @@
 //!     let line = vec!["python".into(), "train.py".into()];
 //!     let what = What::Command { line, fresh: false };
 //!     let gpu_map = GpuMap::default();
-//!     match supervisor::run(RunOptions { config, what, gpu_map }) {
+//!     match supervisor::run(RunOptions { config, what, gpu_map, take_over: false }) {
 //!         Ok(code) => ExitCode::from(code), // the job's, or 75: saved, run me again
 //!         Err(error) => {
 //!             eprintln!("{}", chain(&error));
@@ -120,6 +120,7 @@ mod plugin {
 mod path_walk;
 mod printable;
 pub mod rehearsal;
+pub mod remote_run;
 pub mod report;
 pub mod restore;
 pub mod run;

@@ -33,6 +33,12 @@ struct Supervision {
     /// Number of newest images to keep
     #[arg(long, value_name = "N")]
     keep_last: Option<String>,
+    /// Folder in object storage for copies of the images: "s3://BUCKET/FOLDER"
+    #[arg(long, value_name = "URL")]
+    remote: Option<String>,
+    /// Do not wait for another machine that holds the lease of the remote run: it must not run the job any more
+    #[arg(long)]
+    take_over: bool,
     /// Ends that are followed by a restart: no, on-failure, on-abnormal, always
     #[arg(long, value_name = "POLICY")]
     restart: Option<String>,
@@ -111,6 +117,7 @@ impl Supervision {
             ),
             ("snapshot.jitter", "--jitter", &self.jitter),
             ("retention.keep_last", "--keep-last", &self.keep_last),
+            ("remote.url", "--remote", &self.remote),
             ("restart.policy", "--restart", &self.restart),
             ("restart.max", "--max-restarts", &self.max_restarts),
             ("snapshot.grace", "--grace", &self.grace),
@@ -167,6 +174,7 @@ fn supervise(global: &Global, supervision: &Supervision, what: What) -> Result<E
         config,
         what,
         gpu_map: supervision.gpu_map.clone().unwrap_or_default(),
+        take_over: supervision.take_over,
     };
     match supervisor::run(options) {
         Ok(code) => Ok(ExitCode::from(code)),

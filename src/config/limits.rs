@@ -62,6 +62,11 @@ pub(super) const LIST_ITEMS_MAX: usize = 1000;
 const KEEP_CONTENT: RangeInclusive<u64> = 0..=1 << 40;
 /// Limits on the time for which a job is frozen for the contents of its files.
 const FILES_FREEZE: RangeInclusive<Duration> = Duration::ZERO..=Duration::from_secs(60);
+/// Limits on the lease of a remote store. A shorter one would be lost at the first slow request; with a longer one nobody
+/// would wait for a takeover.
+const LEASE: RangeInclusive<Duration> = Duration::from_secs(10)..=Duration::from_secs(3600);
+/// Limits on the speed of uploads. Below the minimum, a pack would take longer than a request may.
+const BANDWIDTH: RangeInclusive<u64> = 64 << 10..=1 << 40;
 /// CRIU's log levels, `-v0` to `-v4`.
 const CRIU_LOG_LEVEL: RangeInclusive<u8> = 0..=4;
 
@@ -99,6 +104,10 @@ pub(super) fn check(config: &Config) -> Result<(), Invalid> {
     within(retention.keep_daily, &KEEP_PERIODS, u32::to_string)?;
     within(restart.backoff_factor, &BACKOFF_FACTOR, f64::to_string)?;
     within(config.criu.log_level, &CRIU_LOG_LEVEL, u8::to_string)?;
+    if let Some(bandwidth) = config.remote.bandwidth {
+        size(bandwidth, &BANDWIDTH)?;
+    }
+    within(config.remote.keep_last, &KEEP_LAST, u32::to_string)?;
     for (bytes, range) in [
         (snapshot.min_free, &MIN_FREE),
         (config.restore.buffer, &RESTORE_BUFFER),
@@ -118,6 +127,7 @@ pub(super) fn check(config: &Config) -> Result<(), Invalid> {
         (hang.heartbeat_timeout, &HANG),
         (hooks.timeout, &WAIT),
         (files.freeze, &FILES_FREEZE),
+        (config.remote.lease, &LEASE),
     ] {
         time(given, range)?;
     }

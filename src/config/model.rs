@@ -15,7 +15,7 @@ use serde::Deserialize;
 use super::operation::{Hang, Hooks, Interval, Jitter};
 use super::reading::{
     address, duration, number, optional, optional_parsed, optional_path, parsed, path, patterns,
-    percent, size, unless,
+    percent, size, size_limit, unless,
 };
 use super::restart_settings::Restart;
 use super::units::{not, parse_size};
@@ -44,6 +44,8 @@ pub struct Config {
     pub retention: Retention,
     /// `[encryption]`: the encryption of images.
     pub encryption: Encryption,
+    /// `[remote]`: the images in object storage.
+    pub remote: Remote,
     /// `[restart]`: the reaction to the job's end.
     pub restart: Restart,
     /// `[hang]`: the signs by which a running job is treated as hung.
@@ -258,6 +260,24 @@ pub struct Restore {
     /// Host memory for chunks that are read ahead, in bytes.
     #[serde(deserialize_with = "size")]
     pub buffer: u64,
+}
+
+/// `[remote]`.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Remote {
+    /// Address of the folder; `None` if there is none.
+    #[serde(deserialize_with = "optional")]
+    pub url: Option<String>,
+    /// Number of images to keep there.
+    #[serde(deserialize_with = "number")]
+    pub keep_last: u32,
+    /// Limit on uploads, in bytes per second.
+    #[serde(deserialize_with = "size_limit")]
+    pub bandwidth: Option<u64>,
+    /// Validity of the lease.
+    #[serde(deserialize_with = "duration")]
+    pub lease: Duration,
 }
 
 /// `[network]`.

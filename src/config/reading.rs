@@ -76,6 +76,11 @@ pub(super) fn size<'de, D: Deserializer<'de>>(value: D) -> Result<u64, D::Error>
     read(value, parse_size)
 }
 
+/// Reads "off" or a size.
+pub(super) fn size_limit<'de, D: Deserializer<'de>>(value: D) -> Result<Option<u64>, D::Error> {
+    read(value, |text| unless("off", text, parse_size))
+}
+
 pub(super) fn percent<'de, D: Deserializer<'de>>(value: D) -> Result<f64, D::Error> {
     read(value, parse_percent)
 }

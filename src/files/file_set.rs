@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::fs::Metadata;
+use std::fs::{File, Metadata};
 use std::io::{self, BufRead, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::attributes;
 use super::describe::Describer;
+use crate::safe_path::Spot;
 use crate::{checked, path_text};
 
 /// A file, folder or link that the job has written.
@@ -147,6 +148,20 @@ impl KeptFile {
     #[must_use]
     pub fn of(path: &Path) -> Option<Self> {
         Describer::default().describe(path, None)
+    }
+
+    /// Opens the file for reading, provided that the path still leads to the same file. Links are not followed.
+    pub(crate) fn open_same(&self, path: &Path) -> io::Result<File> {
+        let spot = Spot::of(path)?;
+        let file = spot.open(File::options().read(true), 0)?;
+        let found = file.metadata()?;
+        let is_same =
+            (found.dev(), found.ino()) == self.identity && born_ns(&found) == self.born_ns;
+        if found.is_file() && is_same {
+            Ok(file)
+        } else {
+            Err(io::ErrorKind::NotFound.into())
+        }
     }
 
     /// Returns true if the file cannot have changed between two descriptions. `frozen_ns` is the time of this one:

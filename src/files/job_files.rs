@@ -385,11 +385,17 @@ impl JobFiles {
         append(record, &lines)
     }
 
-    /// Plans the rollback to the set of an image; see [`Rollback::plan`].
+    /// Plans the rollback to the set of an image; see [`Rollback::plan`]. `has_come` is true if the image came from
+    /// another machine.
     ///
     /// # Errors
     /// See [`Rollback::plan`]; also if the record cannot be read.
-    pub fn plan(&self, id: u64, set: &KeptFiles) -> Result<Rollback, RollbackError> {
+    pub fn plan(
+        &self,
+        id: u64,
+        set: &KeptFiles,
+        has_come: bool,
+    ) -> Result<Rollback, RollbackError> {
         let mut state = locked(&self.state);
         let path = state.record.path().to_owned();
         let caught_up = marker::locked_record(&path)
@@ -410,8 +416,24 @@ impl JobFiles {
             included: &self.included,
             excluded: &self.excluded,
             on_lost: self.on_lost,
+            is_elsewhere: has_come && !state.record.has(id),
         };
         Rollback::plan(set, state.record.since(id), place)
+    }
+
+    /// Notes in the record that the files are those of an image: from now on, the job's changes are known. To be called
+    /// before the job runs.
+    ///
+    /// # Errors
+    /// The record cannot be written.
+    pub fn begin_from(&self, id: u64) -> io::Result<()> {
+        let state = locked(&self.state);
+        if state.record.has(id) {
+            return Ok(());
+        }
+        let boot = clock::boot().to_owned();
+        let lines = [Line::Begin { boot }, Line::Image { id }, Line::End];
+        append(state.record.path(), &lines)
     }
 
     /// Returns the store and the work folder, which contain no files of the job.

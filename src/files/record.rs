@@ -322,6 +322,12 @@ impl Record {
         gap.map(|(_, reason)| reason.clone())
     }
 
+    /// Returns true if the record contains the mark of an image.
+    #[must_use]
+    pub fn has(&self, image: u64) -> bool {
+        self.images.contains_key(&image)
+    }
+
     /// Returns the changes since an image.
     #[must_use]
     pub fn since(&self, image: u64) -> Since<'_> {

@@ -49,6 +49,9 @@ pub struct Place<'a> {
     pub excluded: &'a Patterns,
     /// Treatment of a file that cannot be restored.
     pub on_lost: OnLost,
+    /// True if the image came from another machine and the job has not run here since: no file here is newer by the
+    /// job's doing.
+    pub is_elsewhere: bool,
 }
 
 /// A comparison in progress.
@@ -135,7 +138,9 @@ impl Rollback {
                 (false, None) => {}
             }
         }
-        plan.add_unrecorded(comparison)?;
+        if !place.is_elsewhere {
+            plan.add_unrecorded(comparison)?;
+        }
         plan.find_renamed(set);
         plan.find_siblings(set);
         plan.add_parents(set);
@@ -175,6 +180,9 @@ impl Rollback {
         if then.is_appended() {
             self.appended.push((path.to_owned(), then.clone()));
             return;
+        }
+        if comparison.place.is_elsewhere {
+            return self.decide_content(path, then, false, comparison);
         }
         let is_there = !then.is_mapped && now.as_ref().is_some_and(|it| then.has_same_content(it));
         if !comparison.is_by_job(path, then) {

@@ -35,6 +35,7 @@ pub fn companions(store: &Store, facts: &ImageFacts) -> Vec<Companion> {
         path.is_file().then(|| Companion {
             stream: format!("{FOLDER}/{name}"),
             path,
+            opened: None,
         })
     });
     parts.collect()

@@ -1,15 +1,17 @@
 //! Rollback of the files that the job writes to the image's list of them.
 
+use std::fs::File;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
+use super::bundled_files::companions;
 use super::error::RestoreError;
-use crate::files::{KeptFiles, Lost, Rollback, Sources};
+use crate::files::{Content, KeptFiles, Kind, Lost, Rollback, Sources};
 use crate::job::OpenFile;
 use crate::run::image_facts::KEPT_LIST;
 use crate::run::run_context::RunContext;
-use crate::store::ImageReader;
+use crate::store::{Companion, ImageId, ImageReader};
 
 /// Limit on the size of the list, room for more than a million files.
 const LIST_BYTES_MAX: u64 = 1 << 30;
@@ -19,8 +21,67 @@ const NAMED_MAX: usize = 5;
 /// The files of an image, and the plan for their rollback.
 #[derive(Debug)]
 pub(super) struct Kept {
+    id: ImageId,
     pub set: Arc<KeptFiles>,
     pub rollback: Rollback,
+    /// True if the image came from another machine.
+    has_come: bool,
+}
+
+/// Returns the name of the stream of an uploaded image with the content of a file that the image itself has not: of one
+/// that the job appends to, or that the store holds. `number` is the file's position in the list.
+fn rest_stream(number: usize) -> String {
+    format!("rest/{number}")
+}
+
+/// Returns what an image of this store lacks for a restore on another machine: the parts of ckpt-run that it maps, and
+/// contents of files. A file that is not there any more is left out; a restore elsewhere is refused by its name.
+pub(crate) fn companions_elsewhere(context: &RunContext, id: ImageId) -> Vec<Companion> {
+    let manifest = context.store.manifest(id).ok();
+    let facts = manifest.and_then(|manifest| serde_json::from_slice(&manifest.meta).ok());
+    let mut parts = facts.map_or_else(Vec::new, |facts| companions(&context.store, &facts));
+    parts.extend(rest_of_files(context, id));
+    parts
+}
+
+fn rest_of_files(context: &RunContext, id: ImageId) -> Vec<Companion> {
+    let list = context.store.read(id).and_then(|image| {
+        if image.contains(KEPT_LIST) {
+            image.read_to_vec(KEPT_LIST, LIST_BYTES_MAX)
+        } else {
+            Ok(Vec::new())
+        }
+    });
+    let Some(set) = list.ok().and_then(|list| KeptFiles::read(&list[..]).ok()) else {
+        return Vec::new();
+    };
+    let rest = set
+        .files
+        .iter()
+        .zip(0..)
+        .filter_map(|((path, file), number)| {
+            let Kind::File { size, content } = &file.kind else {
+                return None;
+            };
+            let (path, opened) = match content {
+                Content::Appended => (path.clone(), file.open_same(path).ok()?),
+                Content::Held { name, .. } => {
+                    let held = context.files.held();
+                    held.has(name, *size, file.modified_ns).then_some(())?;
+                    let path = held.path(name)?;
+                    let opened = File::open(&path).ok()?;
+                    (path, opened)
+                }
+                Content::Kept { .. } | Content::Unkept(_) => return None,
+            };
+            let is_long_enough = opened.metadata().is_ok_and(|found| found.len() >= *size);
+            is_long_enough.then(|| Companion {
+                stream: rest_stream(number),
+                path,
+                opened: Some((Arc::new(opened), *size)),
+            })
+        });
+    rest.collect()
 }
 
 impl Kept {
@@ -30,12 +91,25 @@ impl Kept {
             return Ok(None);
         }
         let list = image.read_to_vec(KEPT_LIST, LIST_BYTES_MAX)?;
-        let set = KeptFiles::read(&list[..]).map_err(RestoreError::KeptList)?;
+        let mut set = KeptFiles::read(&list[..]).map_err(RestoreError::KeptList)?;
+        for (file, number) in set.files.values_mut().zip(0..) {
+            let stream = rest_stream(number);
+            if let Kind::File { content, .. } = &mut file.kind
+                && image.contains(&stream)
+            {
+                let offset = 0;
+                *content = Content::Kept { stream, offset };
+            }
+        }
         let id = image.manifest().id;
-        let rollback = context.files.plan(id.number(), &set)?;
+        let remote = context.remote.as_ref();
+        let has_come = remote.is_some_and(|remote| remote.has_come(id));
+        let rollback = context.files.plan(id.number(), &set, has_come)?;
         Ok(Some(Self {
+            id,
             set: Arc::new(set),
             rollback,
+            has_come,
         }))
     }
 
@@ -70,6 +144,11 @@ impl Kept {
                     .map_err(io::Error::other)
             },
         })?;
+        if self.has_come {
+            let id = self.id.number();
+            let noted = context.files.begin_from(id);
+            noted.map_err(RestoreError::Prepare)?;
+        }
         if done.aside + done.put_back > 0 {
             tracing::info!(
                 put_back = done.put_back,

@@ -17,3 +17,4 @@ pub(crate) mod restore_image;
 
 pub use bundled_files::companions;
 pub use error::RestoreError;
+pub(crate) use files_plan::companions_elsewhere;

@@ -22,6 +22,7 @@ use crate::config::{self, Config, Memory, Watch};
 use crate::criu::{self, Criu};
 use crate::cuda;
 use crate::files::{self, Choice, JobFiles, LOG_DESCRIPTOR, OnLost, WATCHER_ARGUMENT};
+use crate::remote_run::RemoteRun;
 use crate::sandbox::{IoUring, Isolation, JobUser, Sandbox, ToolCommand};
 use crate::store::fs::durable::{self, DurableError};
 use crate::store::{ImageId, Store, StoreLock};
@@ -61,6 +62,8 @@ pub(crate) struct RunContext {
     driver: OnceLock<cuda::Driver>,
     /// The GPUs, queried once: their free memory is not needed here, and a query wakes GPUs that may be asleep.
     gpus: OnceLock<cuda::Inventory>,
+    /// The copy of the run in object storage.
+    pub remote: Option<RemoteRun>,
     /// NVML for a job that uses GPUs: loaded from its first snapshot on, while it is not paused.
     pub nvml: cuda::KeptNvml,
 }
@@ -118,8 +121,14 @@ impl RunContext {
             user: None,
             driver: OnceLock::new(),
             gpus: OnceLock::new(),
+            remote: None,
             nvml: cuda::KeptNvml::default(),
         })
+    }
+
+    /// Adds the copy of the run in object storage.
+    pub fn with_remote(self, remote: Option<RemoteRun>) -> Self {
+        Self { remote, ..self }
     }
 
     /// Makes the job run as a user. That user has no access to the agent, which is in the store, so the job runs

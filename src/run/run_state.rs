@@ -191,6 +191,16 @@ impl RunState {
         self.begun_after = images.last().map(|image| image.id);
     }
 
+    /// Records that the run continues from image `id`, which came from another machine: no older image of this store
+    /// belongs to the run.
+    pub fn begin_after_older(&mut self, id: ImageId, images: &[ImageEntry]) {
+        let older = images
+            .iter()
+            .map(|image| image.id)
+            .filter(|older| *older < id);
+        self.begun_after = older.max().max(self.begun_after);
+    }
+
     /// Takes over the failure statistics of an earlier run in this store.
     #[must_use]
     pub fn after(mut self, earlier: &Self) -> Self {
@@ -236,7 +246,7 @@ impl RunState {
                 newest = Some(past.after);
             }
         }
-        newest.is_none_or(|newest| id <= newest)
+        Some(id) > self.begun_after && newest.is_none_or(|newest| id <= newest)
     }
 
     /// Returns true if this is an image of the run, abandoned or not.

@@ -31,7 +31,7 @@
 //! replace it by an older one, but cannot forge one.
 //!
 //! `write` creates images, `read` reads them, `maintain` lists, removes, verifies, repairs and copies them, `portable`
-//! exports an image to a file and imports it, and `fs` is the only code that changes the disk. All calls block and use
+//! exports an image to a file and imports it, `remote` copies images to object storage and back, and `fs` is the only code that changes the disk. All calls block and use
 //! plain threads; the origin of the streams is irrelevant here.
 
 mod byte_counter;
@@ -41,6 +41,7 @@ pub(crate) mod fs;
 pub(crate) mod maintain;
 mod portable;
 pub(crate) mod read;
+pub(crate) mod remote;
 #[cfg(any(fuzzing, test))]
 pub(crate) mod tests;
 pub(crate) mod write;
@@ -78,5 +79,7 @@ pub use portable::{
 };
 pub use read::image_reader::ImageReader;
 pub use read::stream_reader::StreamReader;
+pub use remote::image_object::RemoteImage;
+pub use remote::remote_error::RemoteError;
 pub use write::image_writer::{ImageWriter, WriteOptions};
 pub use write::stream_writer::{StreamOpener, StreamWriter};

@@ -6,11 +6,11 @@ use std::path::PathBuf;
 use crate::criu::FindError;
 use crate::restore::RestoreError;
 use crate::run::encryption_key::KeyError;
-use crate::run::exit_code::OURS;
+use crate::run::exit_code::{LEASE_LOST, OURS};
 use crate::run::program::ProgramError;
 use crate::run::run_state::{NoSuchImage, RunStateError};
 use crate::sandbox::UserError;
-use crate::store::{ImageId, LockError, OpenError, ReadError, WriteError};
+use crate::store::{ImageId, LockError, OpenError, ReadError, RemoteError, WriteError};
 
 /// Reason why a run did not begin, or could not continue. The job does not run.
 #[derive(Debug, thiserror::Error)]
@@ -77,6 +77,19 @@ pub enum RunError {
     /// The sandbox could not be started.
     #[error("cannot start the job")]
     Sandbox(#[from] crate::sandbox::SandboxError),
+    /// The remote store cannot be used.
+    #[error(transparent)]
+    Remote(#[from] RemoteError),
+    /// The job must not run here any longer.
+    #[error(
+        "the job was stopped: {}; its newest images are in the store here and in the remote store; run the same line again \
+         to wait for the lease",
+        why_lost(holder.as_deref())
+    )]
+    LeaseLost {
+        /// Machine of the supervisor that has taken the lease, if it is known.
+        holder: Option<String>,
+    },
     /// Asked to give up rather than to start without an image.
     #[error(
         "cannot continue: none of the images could be restored; see the messages above, or start over with --fresh"
@@ -99,13 +112,21 @@ pub enum RunError {
 }
 
 impl RunError {
-    /// The process's exit code: 126 or 127 when the command is at fault, otherwise 125.
+    /// The process's exit code: 126 or 127 when the command is at fault, 76 when the lease was lost, otherwise 125.
     #[must_use]
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Program(error) => error.exit_code(),
+            Self::LeaseLost { .. } => LEASE_LOST,
             _ => OURS,
         }
+    }
+}
+
+fn why_lost(holder: Option<&str>) -> String {
+    match holder {
+        Some(host) => format!("the supervisor on {host} continues the run"),
+        None => "the lease of the remote run could not be renewed, and another machine may continue the run".to_owned(),
     }
 }
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
-use tokio::sync::mpsc::{Receiver, channel};
+use tokio::sync::mpsc::{Receiver, Sender, channel};
 
 use super::control::server;
 use super::decide::action::Action;
@@ -30,14 +30,20 @@ use super::observers::run_status::Status;
 use super::policy::schedule::Moment;
 use crate::clock;
 use crate::job::Key;
+use crate::restore::companions_elsewhere;
+use crate::run::exit_code::LEASE_LOST;
 use crate::run::format::chain;
 use crate::run::machine;
 use crate::run::run_context::RunContext;
-use crate::run::run_state::RunState;
+use crate::run::run_state::{Progress, RunState};
 use crate::run::running_job::SharedStreams;
 
 /// Time for the last hook's message, after the hook's own time.
 const MESSAGE_LIMIT: Duration = Duration::from_secs(5);
+/// Time between two looks at an upload.
+const UPLOAD_LOOK: Duration = Duration::from_millis(100);
+/// Time for the loop to kill the job of a lost lease, a tenth of the shortest lease's guard.
+const KILL_LIMIT: Duration = Duration::from_millis(100);
 
 /// The loop of a run. Lives on the main thread.
 pub(super) struct Supervisor {
@@ -71,6 +77,34 @@ fn now(context: &Arc<RunContext>) -> Now {
     }
 }
 
+/// Keeps the lease of the remote run, and uploads images from now on.
+fn start_remote(context: &Arc<RunContext>, inbox: &Sender<Message>) -> Result<(), RunError> {
+    let Some(remote) = &context.remote else {
+        return Ok(());
+    };
+    let (inbox, shared) = (inbox.clone(), Arc::downgrade(context));
+    remote.keep(Box::new(move |holder| {
+        // The loop kills the job at once. If it hangs, this process ends, and the sandbox with it.
+        let sent = inbox.blocking_send(Message::Event(Event::LeaseLost(holder)));
+        let context = shared.upgrade();
+        let remote = context.as_ref().and_then(|context| context.remote.as_ref());
+        if sent.is_ok() && remote.is_some_and(|remote| !remote.is_obeyed_within(KILL_LIMIT)) {
+            std::process::exit(LEASE_LOST.into());
+        }
+    }))?;
+    let shared = Arc::downgrade(context);
+    remote.start_uploads(
+        &context.store,
+        Box::new(move |id| {
+            let context = shared.upgrade();
+            context.map_or_else(Vec::new, |context| companions_elsewhere(&context, id))
+        }),
+    )?;
+    let newest = context.store.images()?.last().map(|image| image.id);
+    remote.upload_backlog(newest);
+    Ok(())
+}
+
 impl Supervisor {
     /// Must be called inside the runtime.
     pub fn new(
@@ -87,6 +121,7 @@ impl Supervisor {
         let seed = u64::from_le_bytes(*seed);
         let observers = Observers::new(&context, &state, &streams, &sender, moment());
         let watch = HangWatch::new(&context.config.hang, &context.directory, &streams, &sender);
+        start_remote(&context, &sender)?;
         let machine = Machine::new(context.config.clone(), state, seed, now(&context));
         Ok(Self {
             effects: Effects::new(Arc::clone(&context), streams, sender),
@@ -106,6 +141,7 @@ impl Supervisor {
         let result = self.run_to_exit(beginning).await;
         self.machine.close();
         self.finish_hooks().await;
+        self.finish_remote().await;
         self.report_end(&result);
         server::remove(self.context.store.path());
         // Clients that asked too late learn that the run has ended.
@@ -225,7 +261,12 @@ impl Supervisor {
                 }
             }
             Action::Exit(code) => self.exit = Some(code),
-            Action::Fail(error) => return Err(error),
+            Action::Fail(error) => {
+                if let (RunError::LeaseLost { .. }, Some(remote)) = (&error, &self.context.remote) {
+                    remote.obey();
+                }
+                return Err(error);
+            }
             action => match self.effects.perform(action, self.machine.state())? {
                 Outcome::None => {}
                 Outcome::Event(event) => return Ok(Some(event)),
@@ -239,6 +280,9 @@ impl Supervisor {
     fn notify(&mut self, notice: &Notice) -> Option<Event> {
         let run = self.machine.state().started_unix_ms;
         self.observers.notice(run, notice);
+        if let (Notice::Snapshot(done), Some(remote)) = (notice, &self.context.remote) {
+            remote.upload(done.id);
+        }
         let is_image = matches!(notice, Notice::Snapshot(_));
         (is_image && self.observers.journal.is_new_ground()).then_some(Event::NewGround)
     }
@@ -292,6 +336,45 @@ impl Supervisor {
                 Some(_) => {}
             }
         }
+    }
+
+    /// Waits for the upload of the newest image, and ends the lease of the remote run. A SIGTERM or SIGINT, or the end of
+    /// the grace period, ends the wait.
+    async fn finish_remote(&mut self) {
+        let context = Arc::clone(&self.context);
+        let Some(remote) = &context.remote else {
+            return;
+        };
+        let progress = self.machine.state().progress;
+        let deadline = self.machine.stop_deadline();
+        if progress != Progress::Finished && remote.is_behind() {
+            tracing::info!("waiting for the upload of the newest image");
+        }
+        while progress != Progress::Finished && remote.is_behind() {
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(clock::now()));
+            let wait = left.map_or(UPLOAD_LOOK, |left| left.min(UPLOAD_LOOK));
+            let message = self.next_message(Some(wait)).await;
+            let is_stop = matches!(
+                message,
+                Some(Message::Event(Event::Signal(
+                    Signal::SIGTERM | Signal::SIGINT | Signal::SIGQUIT | Signal::SIGHUP,
+                )))
+            );
+            if is_stop || left.is_some_and(|left| left.is_zero()) {
+                tracing::warn!(
+                    "not waiting for the upload any longer: the newest image is only in the store here"
+                );
+                break;
+            }
+        }
+        let finished = (progress == Progress::Finished).then_some(0);
+        // A request, which blocks: nothing else is to be done.
+        let ended = tokio::task::spawn_blocking(move || {
+            if let Some(remote) = &context.remote {
+                remote.end(finished);
+            }
+        });
+        let _ = ended.await;
     }
 
     /// Reports the end of the run to the observers, and to the user in a sentence.

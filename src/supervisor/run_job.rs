@@ -16,11 +16,12 @@ use crate::cuda::GpuMap;
 use crate::doctor::capabilities;
 use crate::path_text::CommandLine;
 use crate::printable::{Keep, escaped};
+use crate::remote_run::{Begun, RemoteRun, RemoteTerms};
 use crate::run::encryption_key::read_key;
 use crate::run::machine;
 use crate::run::program::{self, ProgramError};
 use crate::run::run_context::{Moved, RunContext};
-use crate::run::run_state::{ImageChoice, Progress, RunState};
+use crate::run::run_state::{ImageChoice, NoSuchImage, Progress, RunState};
 use crate::run::stale_scripts;
 use crate::run::streams::Streams;
 use crate::sandbox::{self, JobUser};
@@ -36,6 +37,8 @@ pub struct RunOptions {
     pub what: What,
     /// The GPUs that take the place of others in a restore; empty leaves the choice to us.
     pub gpu_map: GpuMap,
+    /// Take the lease of the remote run at once, even if another supervisor may still hold it.
+    pub take_over: bool,
 }
 
 /// The run to supervise.
@@ -77,6 +80,7 @@ pub fn run(options: RunOptions) -> Result<u8, RunError> {
         config,
         what,
         gpu_map,
+        take_over,
     } = options;
     let directory = std::env::current_dir().map_err(system("find the working directory"))?;
     if let What::Command { line, .. } = &what {
@@ -101,7 +105,17 @@ pub fn run(options: RunOptions) -> Result<u8, RunError> {
     let before = RunState::load(store.path())?;
     let swept = store.sweep(&lock)?;
     tracing::debug!(?swept, "swept the store");
-    let plan = begin(&store, what, &directory)?;
+    let is_fresh = matches!(what, What::Command { fresh: true, .. });
+    let remote = remote_terms(&config, take_over, is_fresh)
+        .map(|terms| RemoteRun::begin(terms, &store, &lock))
+        .transpose()?;
+    let (remote, begun) = remote.map_or((None, Begun::Local), |(run, begun)| (Some(run), begun));
+    let plan = begin(&store, what, &directory, begun);
+    let plan = plan.inspect_err(|_| {
+        if let Some(remote) = &remote {
+            remote.end(None);
+        }
+    })?;
     let Some((state, beginning)) = plan else {
         tracing::info!(store = %store.path().display(), "this run has finished already; --fresh starts it again");
         return Ok(0);
@@ -116,6 +130,7 @@ pub fn run(options: RunOptions) -> Result<u8, RunError> {
     let command = state.command.words().to_vec();
     let context = RunContext::new(config, store, lock, criu, command, directory, moved)
         .and_then(|context| context.with_user(user))
+        .map(|context| context.with_remote(remote))
         .map_err(system("prepare the work folder"))?;
     let streams = Streams::ours(context.config.tty).map_err(system("use the standard streams"))?;
     streams.share_lines();
@@ -142,13 +157,45 @@ pub fn run(options: RunOptions) -> Result<u8, RunError> {
 /// A run, and the first step of its supervisor.
 type Plan = (RunState, Beginning);
 
+fn remote_terms(config: &Config, take_over: bool, fresh: bool) -> Option<RemoteTerms> {
+    let remote = &config.remote;
+    Some(RemoteTerms {
+        url: remote.url.clone()?,
+        lease: remote.lease,
+        keep_last: remote.keep_last as usize,
+        bytes_per_second: remote.bandwidth,
+        take_over,
+        fresh,
+    })
+}
+
 /// Decides how the run begins; `None` if it has finished already.
-fn begin(store: &Store, what: What, directory: &Path) -> Result<Option<Plan>, RunError> {
+fn begin(
+    store: &Store,
+    what: What,
+    directory: &Path,
+    begun: Begun,
+) -> Result<Option<Plan>, RunError> {
     let mut known = RunState::load(store.path())?;
     let images = store.images()?;
     if let Some(known) = &mut known {
         known.abandon_passed_over(&images);
     }
+    let (what, known) = match (begun, what) {
+        (Begun::Local, what) => (what, known),
+        (Begun::Finished(_), _) => return Ok(None),
+        // The images here are of a course of the run that another machine has left.
+        (Begun::Start, What::Command { line, .. }) => (What::Command { line, fresh: true }, known),
+        (Begun::Start, What::Image(_)) => return Err(RunError::NoRun(store.path().to_owned())),
+        (Begun::From(id) | Begun::Downloading(id), what) => {
+            let state = RunState::chosen(known.as_ref(), ImageChoice::This(id), &images)?;
+            let mut state = state.ok_or(NoSuchImage(id))?;
+            if let Begun::Downloading(id) = begun {
+                state.begin_after_older(id, &images);
+            }
+            (what, Some(state))
+        }
+    };
     match (what, known) {
         (What::Image(choice), known) => begin_from_image(store, choice, known, &images).map(Some),
         (What::Command { line, fresh: false }, Some(known)) => {

@@ -159,6 +159,20 @@ impl Manifest {
         Ok(())
     }
 
+    /// Returns the stored chunks in the order in which the streams use them first, with their positions.
+    pub(crate) fn first_uses(&self) -> Vec<(u32, Stored)> {
+        let mut is_used = vec![false; self.chunks.len()];
+        let indices = self.streams.iter().flat_map(|stream| &stream.chunks);
+        let first =
+            indices.filter(|index| !std::mem::replace(&mut is_used[**index as usize], true));
+        first
+            .filter_map(|index| match self.chunks[*index as usize].content {
+                Content::Stored(stored) => Some((*index, stored)),
+                Content::Zero => None,
+            })
+            .collect()
+    }
+
     fn is_valid_chunk(&self, chunk: &Chunk) -> bool {
         let lengths = 1..=CHUNK_LEN_MAX;
         lengths.contains(&chunk.raw_len)

@@ -123,6 +123,18 @@ pub(crate) struct Summary {
     pub(crate) packs: Vec<Pack>,
 }
 
+impl Summary {
+    pub(crate) fn of(manifest: &Manifest) -> Self {
+        Self {
+            created_unix_ms: manifest.created_unix_ms,
+            raw_bytes: manifest.raw_bytes,
+            stored_bytes: manifest.stored_bytes,
+            meta: manifest.meta.clone(),
+            packs: manifest.packs.clone(),
+        }
+    }
+}
+
 /// Parts of a manifest's content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {

@@ -25,6 +25,7 @@ use super::image_id::ImageId;
 use super::store_folder::Store;
 use crate::known_errors::is_loss;
 use crate::store::format::FORMAT;
+use crate::store::read::pending_image::PendingImage;
 use crate::sync::locked;
 
 /// Lowest offset of a chunk in any format.
@@ -182,6 +183,8 @@ pub(crate) struct PackFiles {
     /// Packs that stay open, the first of the list.
     kept: Vec<File>,
     reopened: Mutex<HashMap<u32, Arc<File>>>,
+    /// Download that the packs are part of.
+    pending: Option<Arc<PendingImage>>,
 }
 
 /// Check of the files opened as packs.
@@ -209,7 +212,17 @@ impl PackFiles {
             admission: Admission::Right,
             kept,
             reopened: Mutex::default(),
+            pending: None,
         })
+    }
+
+    /// Creates the table for an image that is being downloaded: a read waits for the bytes.
+    pub(crate) fn arriving(store: &Store, pending: Arc<PendingImage>) -> Self {
+        Self {
+            packs: pending.manifest().packs.clone(),
+            pending: Some(pending),
+            ..Self::unchecked(store, Vec::new())
+        }
     }
 
     pub(crate) fn store(&self) -> &Store {
@@ -225,14 +238,16 @@ impl PackFiles {
             admission: Admission::Named,
             kept: Vec::new(),
             reopened: Mutex::default(),
+            pending: None,
         }
     }
 
     /// Fills `bytes` from the pack with this index.
     pub(crate) fn read(&self, index: u32, offset: u64, bytes: &mut [u8]) -> Result<(), PackError> {
-        let read = match self.kept.get(index as usize) {
-            Some(file) => file.read_exact_at(bytes, offset),
-            None => self.reopen(index)?.read_exact_at(bytes, offset),
+        let read = match (&self.pending, self.kept.get(index as usize)) {
+            (Some(pending), _) => pending.read(index, offset, bytes),
+            (None, Some(file)) => file.read_exact_at(bytes, offset),
+            (None, None) => self.reopen(index)?.read_exact_at(bytes, offset),
         };
         read.map_err(|source| PackError::Read {
             path: self.store.pack_file(self.packs[index as usize].name),

@@ -20,6 +20,7 @@ use super::pack::PackName;
 use super::store_key::{KEY_FILE, Key, KeyCheck, KeyCheckError};
 use crate::store::fs::durable::{self, DurableError};
 use crate::store::fs::store_place;
+use crate::store::read::pending_image::Pending;
 
 pub use open_error::{MovedStore, OpenError};
 
@@ -42,6 +43,8 @@ pub struct Store {
     format: u32,
     /// Secrets of an encrypted store.
     secrets: Option<Arc<Secrets>>,
+    /// Images that this process downloads.
+    pub(crate) pending: Pending,
 }
 
 impl Store {
@@ -101,6 +104,7 @@ impl Store {
             folder: Arc::new(folder),
             format,
             secrets: key.map(|key| Arc::new(Secrets::new(key))),
+            pending: Pending::default(),
         })
     }
 

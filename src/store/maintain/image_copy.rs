@@ -8,7 +8,8 @@
 //! images there.
 
 use std::fs;
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
+use std::os::unix::fs::FileExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
@@ -158,7 +159,7 @@ fn add(companion: &Opened, writer: &ImageWriter) -> Result<(), CopyError> {
         let wanted = left.min(CHUNK_BYTES as u64);
         // Never longer than the piece.
         let part = &mut piece[..usize::try_from(wanted).unwrap_or(CHUNK_BYTES)];
-        let read = (&companion.file).read_exact(part);
+        let read = companion.file.read_exact_at(part, companion.len - left);
         read.map_err(|source| companion.failed(source))?;
         stream.write_all(part)?;
         left -= wanted;

@@ -63,6 +63,9 @@ impl Store {
     /// # Errors
     /// [`ReadError::Missing`] or [`ReadError::Manifest`].
     pub fn manifest(&self, id: ImageId) -> Result<Manifest, ReadError> {
+        if let Some(pending) = self.pending.find(id) {
+            return Ok(pending.manifest().clone());
+        }
         manifest_file::read_manifest(&self.manifest_file(id), id, self.secrets()).map_err(
             |source| match source {
                 ManifestError::Read(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -73,7 +76,7 @@ impl Store {
         )
     }
 
-    /// Returns the numbers of the images that have a manifest, oldest first.
+    /// Returns the numbers of the images that have a manifest, oldest first: not of those that are being downloaded.
     pub(crate) fn ids(&self) -> Result<Vec<ImageId>, ReadError> {
         self.check_place()?;
         let files = file_names::list(&self.images_folder())?;
@@ -85,13 +88,24 @@ impl Store {
 
     /// Returns the summaries of all manifests, oldest first.
     pub(crate) fn summaries(&self) -> Result<Vec<Found>, ReadError> {
+        // Before the folder: a download that is completed in between is in both, and not in neither.
+        let pending = self.pending.all();
         let found = self.ids()?.into_iter().filter_map(|id| {
             match manifest_file::read_summary(&self.manifest_file(id), id, self.secrets()) {
                 Err(ManifestError::Read(error)) if error.kind() == io::ErrorKind::NotFound => None,
                 summary => Some(Found { id, summary }),
             }
         });
-        Ok(found.collect())
+        let mut found: Vec<Found> = found.collect();
+        for pending in pending {
+            let (id, summary) = (pending.manifest().id, Summary::of(pending.manifest()));
+            if found.iter().all(|found| found.id != id) {
+                let summary = Ok(summary);
+                found.push(Found { id, summary });
+            }
+        }
+        found.sort_unstable_by_key(|found| found.id);
+        Ok(found)
     }
 
     fn entry(&self, found: Found) -> ImageEntry {

@@ -1,23 +1,24 @@
 //! Files that accompany an image: they become streams of the portable file, and so of the imported image.
 
 use std::fs::File;
-use std::io::{self, Read};
+use std::io;
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use super::super::format::chunk::CHUNK_BYTES;
 use super::super::format::codec::{Codec, Encoder};
 use super::super::format::manifest::Manifest;
-use super::error::ExportError;
 use super::export::Companion;
 
 /// Compression level of zstd, as for images.
 const LEVEL: i32 = 1;
 
 /// A companion that was opened.
-pub(in super::super) struct Opened {
+pub(crate) struct Opened {
     pub stream: String,
     pub path: PathBuf,
-    pub file: File,
+    pub file: Arc<File>,
     pub len: u64,
 }
 
@@ -32,7 +33,7 @@ pub struct CompanionError {
 }
 
 /// Opens the companions that the image does not contain.
-pub(in super::super) fn open(
+pub(crate) fn open(
     manifest: &Manifest,
     companions: &[Companion],
 ) -> Result<Vec<Opened>, CompanionError> {
@@ -40,9 +41,12 @@ pub(in super::super) fn open(
         let mut streams = manifest.streams.iter();
         !streams.any(|stream| stream.name == companion.stream)
     });
-    let opened = missing.map(|Companion { stream, path }| {
-        let file = File::open(path).and_then(|file| Ok((file.metadata()?.len(), file)));
-        let (stream, path) = (stream.clone(), path.clone());
+    let opened = missing.map(|companion| {
+        let (stream, path) = (companion.stream.clone(), companion.path.clone());
+        let file = match &companion.opened {
+            Some((file, len)) => Ok((*len, Arc::clone(file))),
+            None => File::open(&path).and_then(|file| Ok((file.metadata()?.len(), Arc::new(file)))),
+        };
         match file {
             Ok((len, file)) => Ok(Opened {
                 stream,
@@ -57,27 +61,25 @@ pub(in super::super) fn open(
 }
 
 impl Opened {
-    pub(in super::super) fn failed(&self, source: io::Error) -> CompanionError {
+    pub(crate) fn failed(&self, source: io::Error) -> CompanionError {
         let path = self.path.clone();
         CompanionError { path, source }
     }
 
     /// Cuts the file into chunks and passes each with its encoded form.
-    pub(super) fn chunks(
+    pub(crate) fn chunks<E: From<CompanionError>>(
         &self,
-        mut add: impl FnMut(&[u8], Codec, &[u8]) -> Result<(), ExportError>,
-    ) -> Result<(), ExportError> {
+        mut add: impl FnMut(&[u8], Codec, &[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
         let failed = |source| self.failed(source);
         let mut encoder = Encoder::new(LEVEL).map_err(failed)?;
-        let mut raw = Vec::with_capacity(CHUNK_BYTES);
+        let mut raw = Vec::new();
         let mut left = self.len;
         while left > 0 {
-            raw.clear();
             let wanted = left.min(CHUNK_BYTES as u64);
-            let read = (&self.file).take(wanted).read_to_end(&mut raw);
-            if read.map_err(failed)? as u64 != wanted {
-                return Err(failed(io::ErrorKind::UnexpectedEof.into()).into());
-            }
+            raw.resize(usize::try_from(wanted).unwrap_or(CHUNK_BYTES), 0);
+            let read = self.file.read_exact_at(&mut raw, self.len - left);
+            read.map_err(failed)?;
             left -= wanted;
             let (codec, encoded) = encoder.encode(&raw).map_err(failed)?;
             add(&raw, codec, encoded)?;

@@ -29,7 +29,7 @@ pub enum ExportError {
     },
     /// The image cannot be read.
     #[error(transparent)]
-    Read(ReadError),
+    Read(#[from] ReadError),
     /// A companion file cannot be read.
     #[error(transparent)]
     Companion(#[from] CompanionError),

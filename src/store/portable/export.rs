@@ -1,8 +1,10 @@
 //! Export of an image to a file. The manifest comes first, with the place of every chunk in a new pack; then threads
 //! fetch and check the chunks, which are written in order.
 
+use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -18,18 +20,11 @@ use super::super::format::store_folder::{FORMAT_FILE, Store, format_line};
 use super::super::format::store_key::{KEY_FILE, KeyCheck};
 use super::super::fs::durable;
 use super::super::maintain::image_copy::is_gone;
-use super::super::read::chunk_fetcher::{ChunkFetcher, Fault};
-use super::super::read::read_ahead::{self, Extent};
+use super::super::read::checked_chunks::CheckedChunks;
 use super::archive::{ArchiveWriter, header};
 use super::companion::{self, Opened};
 use super::error::ExportError;
 use super::{IMAGE, MANIFEST_ENTRY, PACK, PACK_ENTRY};
-
-/// Threads that read, open, decompress and hash chunks: enough to keep up with any disk or network.
-const WORKERS_MAX: usize = 8;
-/// Chunks that wait to be written: eight for each thread, together 16 MiB, or 32 MiB with both the raw and the encoded
-/// form.
-const WINDOW_MAX: usize = 8 * WORKERS_MAX;
 
 /// The form in which an image leaves its store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,12 +36,14 @@ pub enum Form {
 }
 
 /// A file that accompanies an image as a separate stream.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Companion {
     /// Name of the stream. If the image has a stream of this name, the file is left out.
     pub stream: String,
     /// The file, which must not change.
     pub path: PathBuf,
+    /// The open file and the length of its part, if the caller has opened it.
+    pub opened: Option<(Arc<File>, u64)>,
 }
 
 /// Result of an export.
@@ -123,8 +120,8 @@ fn export(
     let packs = PackFiles::new(store, source.packs.clone())
         .map_err(|source| ExportError::Read(ReadError::Pack { image: id, source }))?;
     let secrets = store.secrets().filter(|_| form == Form::AsStored);
-    let chunks = SourceChunks {
-        order: first_uses(&source),
+    let chunks = CheckedChunks {
+        order: source.first_uses(),
         source: &source,
         packs: &packs,
         is_sealed: secrets.is_some(),
@@ -148,7 +145,7 @@ fn export(
     archive.write(&header(PACK_ENTRY, pack_len))?;
     archive.write(&PACK.header())?;
     let mut done = 0;
-    chunks.read(|chunk| {
+    chunks.read(|chunk| -> Result<(), ExportError> {
         done += chunk.raw.len() as u64;
         progress(done, total);
         archive.write(&chunk.stored)
@@ -164,95 +161,6 @@ fn export(
     })
 }
 
-/// Returns the stored chunks in the order in which the streams use them first.
-fn first_uses(manifest: &Manifest) -> Vec<(u32, Stored)> {
-    let mut is_used = vec![false; manifest.chunks.len()];
-    let indices = manifest.streams.iter().flat_map(|stream| &stream.chunks);
-    let first = indices.filter(|index| !std::mem::replace(&mut is_used[**index as usize], true));
-    first
-        .filter_map(|index| match manifest.chunks[*index as usize].content {
-            Content::Stored(stored) => Some((*index, stored)),
-            Content::Zero => None,
-        })
-        .collect()
-}
-
-/// The chunks of the image to be exported.
-struct SourceChunks<'a> {
-    order: Vec<(u32, Stored)>,
-    source: &'a Manifest,
-    packs: &'a PackFiles,
-    /// True if they are written as they are sealed in the store.
-    is_sealed: bool,
-}
-
-/// A chunk that is ready to be written.
-#[derive(Default)]
-struct Prepared {
-    position: usize,
-    raw: Vec<u8>,
-    stored: Vec<u8>,
-    fault: Option<Fault>,
-}
-
-impl SourceChunks<'_> {
-    /// Fetches and checks every chunk, and passes them in order.
-    fn read(
-        &self,
-        mut consume: impl FnMut(&Prepared) -> Result<(), ExportError>,
-    ) -> Result<(), ExportError> {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let extent = Extent {
-            workers: cores.min(WORKERS_MAX),
-            window: WINDOW_MAX,
-        };
-        read_ahead::in_order(
-            self.order.len(),
-            extent,
-            || {
-                let fetcher = ChunkFetcher::new(self.packs);
-                fetcher.map_err(|error| ExportError::Read(ReadError::Worker(error)))
-            },
-            |fetcher, position| self.prepare(fetcher, position),
-            |prepared| match &prepared.fault {
-                None => consume(&prepared),
-                Some(fault) => Err(self.damage(prepared.position, fault)),
-            },
-        )
-    }
-
-    fn prepare(&self, fetcher: &mut ChunkFetcher<'_>, position: usize) -> Prepared {
-        let (index, stored) = &self.order[position];
-        let raw_len = self.source.chunks[*index as usize].raw_len;
-        let mut prepared = Prepared {
-            position,
-            raw: vec![0; raw_len as usize],
-            ..Prepared::default()
-        };
-        match fetcher.fetch_encoded(stored, &mut prepared.raw, &mut prepared.stored) {
-            Ok(()) if self.is_sealed => prepared.stored = fetcher.sealed(stored).to_vec(),
-            Ok(()) => {}
-            Err(fault) => prepared.fault = Some(fault),
-        }
-        prepared
-    }
-
-    fn damage(&self, position: usize, fault: &Fault) -> ExportError {
-        let (index, _) = self.order[position];
-        let uses = self.source.streams.iter().filter_map(|stream| {
-            let chunk = stream.chunks.iter().position(|one| *one == index)?;
-            Some((stream.name.clone(), chunk))
-        });
-        let (stream, chunk) = uses.into_iter().next().unwrap_or_default();
-        ExportError::Read(ReadError::Corrupt {
-            image: self.source.id,
-            stream,
-            chunk,
-            reason: fault.to_string(),
-        })
-    }
-}
-
 /// The image as it is in the file.
 struct OneImage {
     manifest: Manifest,
@@ -264,12 +172,12 @@ struct OneImage {
 impl OneImage {
     /// Returns the image with the places of its chunks in the new pack. Chunks that are stored in another form than in
     /// the file, or without a check, are read for it.
-    fn of(chunks: &SourceChunks<'_>) -> Result<Self, ExportError> {
+    fn of(chunks: &CheckedChunks<'_>) -> Result<Self, ExportError> {
         let mut order = chunks.order.clone();
         let source = chunks.source;
         let lacks_check = order.iter().any(|(_, stored)| stored.check.is_none());
         if source.encrypted != chunks.is_sealed || lacks_check {
-            chunks.read(|prepared| {
+            chunks.read(|prepared| -> Result<(), ExportError> {
                 let (_, stored) = &mut order[prepared.position];
                 stored.hash = chunk::hash(&prepared.raw);
                 stored.len = u32::try_from(prepared.stored.len()).unwrap_or(u32::MAX);
@@ -312,7 +220,7 @@ impl OneImage {
     /// Adds a file as a stream.
     fn add(&mut self, companion: &Opened, secrets: Option<&Secrets>) -> Result<(), ExportError> {
         let mut chunks = Vec::new();
-        companion.chunks(|raw, codec, encoded| {
+        companion.chunks(|raw, codec, encoded| -> Result<(), ExportError> {
             let hash = secrets.map_or_else(|| chunk::hash(raw), |secrets| secrets.name(raw));
             let begin = self.added.len();
             match secrets {

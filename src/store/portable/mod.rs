@@ -16,7 +16,7 @@
 //! author of a file can make one that passes all of them, and a restored image is a running program.
 
 mod archive;
-pub(super) mod companion;
+pub(crate) mod companion;
 mod error;
 mod export;
 #[cfg(any(fuzzing, test))]

@@ -121,8 +121,11 @@ impl Store {
     pub fn read(&self, id: ImageId) -> Result<ImageReader, ReadError> {
         self.check_place()?;
         let manifest = self.manifest(id)?;
-        let packs = PackFiles::new(self, manifest.packs.clone())
-            .map_err(|source| ReadError::Pack { image: id, source })?;
+        let packs = match self.pending.find(id) {
+            Some(pending) => PackFiles::arriving(self, pending),
+            None => PackFiles::new(self, manifest.packs.clone())
+                .map_err(|source| ReadError::Pack { image: id, source })?,
+        };
         let names = manifest.streams.iter().map(|stream| stream.name.clone());
         Ok(ImageReader {
             room: AtomicUsize::new(chunks_in(BUFFER_DEFAULT)),

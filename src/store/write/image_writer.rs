@@ -341,7 +341,10 @@ impl Drop for ImageWriter {
 
 /// Returns a number above those of all images and packs, and above `newest`, so that no number is used twice while data
 /// of the newest image remain.
-fn next_image(store: &Store, mut newest: Option<ImageId>) -> Result<ImageId, WriteError> {
+pub(crate) fn next_image(
+    store: &Store,
+    mut newest: Option<ImageId>,
+) -> Result<ImageId, WriteError> {
     for folder in [store.images_folder(), store.packs_folder()] {
         let images = file_names::list(&folder)?
             .into_iter()

@@ -75,6 +75,8 @@ pub(crate) enum Event {
     Begin(Beginning),
     /// A signal that the supervisor handles arrived.
     Signal(Signal),
+    /// The lease of the remote run is lost, to the supervisor on this machine if it is known.
+    LeaseLost(Option<String>),
     /// Ctrl-C was typed at the job's own terminal, which sends the job a SIGINT.
     Interrupted,
     /// A client requests a snapshot, and a state of the job after it.

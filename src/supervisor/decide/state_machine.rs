@@ -107,6 +107,10 @@ impl Machine {
             Event::Begin(beginning) => self.begin(beginning),
             Event::Signal(signal) => self.signal(signal),
             Event::Interrupted => self.job_interrupted(),
+            Event::LeaseLost(holder) => {
+                self.act(Action::Kill);
+                self.fail(RunError::LeaseLost { holder });
+            }
             Event::SnapshotRequest(Afterwards::Stop, reply) => self.stop_requested(reply),
             Event::SnapshotRequest(afterwards, reply) => {
                 self.want(Trigger::Request, afterwards, Some(reply));
@@ -236,6 +240,14 @@ impl Machine {
         }
         self.stage = Stage::Over;
         self.act(Action::Fail(error));
+    }
+
+    /// Returns the time by which a stop must be complete, if there is one.
+    pub fn stop_deadline(&self) -> Option<Instant> {
+        match self.stopping {
+            Stopping::Until(deadline) => Some(deadline),
+            Stopping::No | Stopping::ByTheJob(_) | Stopping::WhenSaved => None,
+        }
     }
 
     pub fn state(&self) -> &RunState {

@@ -169,7 +169,11 @@ fn unmapped_copies_of_the_program_are_removed_at_a_start() {
     // In a process of its own: a descriptor for writing here would be in every process that another test forks, and
     // as long as one of them has it, the program cannot be started (ETXTBSY).
     let copied = std::process::Command::new("sh")
-        .args(["-c", r#"cp "$0" "$1" && printf upgraded >> "$1""#, program()])
+        .args([
+            "-c",
+            r#"cp "$0" "$1" && printf upgraded >> "$1""#,
+            program(),
+        ])
         .arg(&upgraded)
         .status();
     assert!(copied.unwrap().success());

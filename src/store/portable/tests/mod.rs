@@ -355,7 +355,12 @@ fn companions_become_streams_and_none_goes_twice() {
         let content = [noise(9, CHUNK_BYTES + 7), vec![0; CHUNK_BYTES]].concat();
         fs::write(&path, &content).unwrap();
         let stream = "program/part".to_owned();
-        let companions = [Companion { stream, path }];
+        let opened = None;
+        let companions = [Companion {
+            stream,
+            path,
+            opened,
+        }];
         let export = |store: &Store, id| {
             let mut file = Vec::new();
             let form = Form::AsStored;

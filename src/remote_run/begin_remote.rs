@@ -1,0 +1,293 @@
+//! A run whose images are also in a remote store: its beginning, its uploads and its end.
+
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+use super::lease_keeper::{Lease, OnLoss, Terms};
+use super::local_record::LocalRecord;
+use super::state::{Holder, State};
+use super::uploader::{CompanionsOf, UploadProgress, Uploader};
+use crate::clock;
+use crate::run::format::{chain, size};
+use crate::store::RemoteError;
+use crate::store::RemoteImage;
+use crate::store::remote::bucket::Bucket;
+use crate::store::remote::download;
+use crate::store::remote::upload::Uploads;
+use crate::store::{ImageId, Store, StoreLock};
+use crate::sync::{locked, wait_for};
+
+/// Time for one operation on data with all its attempts: a pack of 32 MiB within it needs 110 KiB/s.
+const DATA_LIMIT: Duration = Duration::from_secs(300);
+/// Part of the lease that one operation on the state may take with all its attempts.
+const STATE_LIMIT: u32 = 4;
+
+/// Settings of a remote store.
+#[derive(Clone, Debug)]
+pub(crate) struct RemoteTerms {
+    /// The address.
+    pub url: String,
+    /// Duration of the lease.
+    pub lease: Duration,
+    /// Number of images to keep in the remote store.
+    pub keep_last: usize,
+    /// Limit on the speed of uploads.
+    pub bytes_per_second: Option<u64>,
+    /// Take the lease at once, even if its holder may still run the job.
+    pub take_over: bool,
+    /// Begin anew: nothing is restored, and a finished run is no obstacle.
+    pub fresh: bool,
+}
+
+/// Point from which this machine continues the run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Begun {
+    /// The newest image of the local store, if there is one: no other machine has continued the run.
+    Local,
+    /// This image of the local store; newer ones are of a course of the run that another machine has left.
+    From(ImageId),
+    /// This image, which is being downloaded. Older images of the local store are of another course of the run, or
+    /// older than it.
+    Downloading(ImageId),
+    /// The beginning: another machine has begun the run and has no image.
+    Start,
+    /// The job has ended on another machine, with this exit code.
+    Finished(u8),
+}
+
+/// Run in a remote store, whose lease this process holds.
+pub(crate) struct RemoteRun {
+    bucket: Bucket,
+    terms: RemoteTerms,
+    lease: Arc<Lease>,
+    record: Arc<Mutex<LocalRecord>>,
+    uploader: Mutex<Option<Uploader>>,
+    /// True once the job of a lost lease was killed.
+    obeyed: (Mutex<bool>, Condvar),
+}
+
+impl std::fmt::Debug for RemoteRun {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("RemoteRun").field(&self.bucket).finish()
+    }
+}
+
+impl RemoteRun {
+    /// Acquires the lease of the run, and finds out where it continues. Blocks while another supervisor holds the
+    /// lease.
+    pub(crate) fn begin(
+        terms: RemoteTerms,
+        store: &Store,
+        lock: &StoreLock,
+    ) -> Result<(Self, Begun), RemoteError> {
+        let bucket = Bucket::open(&terms.url, DATA_LIMIT)?;
+        let states = Bucket::open(&terms.url, terms.lease / STATE_LIMIT)?;
+        let record = LocalRecord::load(store)?;
+        let host = nix::unistd::gethostname().unwrap_or_default();
+        let holder = Holder {
+            store: record.identity.clone(),
+            host: host.to_string_lossy().into_owned(),
+        };
+        let lease_terms = Terms {
+            holder,
+            ttl: terms.lease,
+            take_over: terms.take_over,
+        };
+        let (lease, before) = Lease::acquire(&states, &lease_terms, |holder, left| {
+            tracing::info!(
+                "waiting {} s for the lease of {}: the supervisor on {} holds it, or has not ended it; --take-over takes \
+                 it at once, if that machine is gone",
+                left.as_secs() + 1,
+                terms.url,
+                holder.host
+            );
+        })?;
+        let mut record = record;
+        let images = before.as_ref().map_or(&[][..], |state| &state.images);
+        record
+            .images
+            .retain(|_, object| images.iter().any(|image| image.object == *object));
+        let begun = match before {
+            Some(state) if !terms.fresh => continued(&state, &mut record, &bucket, store, lock)?,
+            Some(_) | None => Begun::Local,
+        };
+        record.save(store)?;
+        let run = Self {
+            bucket,
+            terms,
+            lease: Arc::new(lease),
+            record: Arc::new(Mutex::new(record)),
+            uploader: Mutex::new(None),
+            obeyed: Default::default(),
+        };
+        if matches!(begun, Begun::Finished(_)) {
+            run.end(begun.finished());
+        }
+        Ok((run, begun))
+    }
+
+    /// Renews the lease from now on; see [`Lease::keep`].
+    pub(crate) fn keep(&self, on_loss: OnLoss) -> Result<(), RemoteError> {
+        self.lease.keep(on_loss)
+    }
+
+    /// Starts the thread that uploads images.
+    pub(crate) fn start_uploads(
+        &self,
+        store: &Store,
+        companions: CompanionsOf,
+    ) -> Result<(), RemoteError> {
+        let (bucket, lease) = (self.bucket.clone(), Arc::clone(&self.lease));
+        let (own, rate) = (store.clone(), self.terms.bytes_per_second);
+        let begin = move || {
+            let state = lease.state();
+            Uploads::begin(&bucket, state.tenure, &state.images, own.secrets(), rate)
+        };
+        let (record, own) = (Arc::clone(&self.record), store.clone());
+        let uploaded = move |id: ImageId, image: &RemoteImage| {
+            let mut record = locked(&record);
+            record.images.insert(id, image.object.clone());
+            if let Err(error) = record.save(&own) {
+                tracing::warn!("{}", chain(&error));
+            }
+        };
+        let uploader = Uploader::start(
+            store.clone(),
+            Arc::clone(&self.lease),
+            self.terms.keep_last,
+            Box::new(begin),
+            companions,
+            Box::new(uploaded),
+        )?;
+        *locked(&self.uploader) = Some(uploader);
+        Ok(())
+    }
+
+    /// Has an image uploaded, which is complete in the local store.
+    pub(crate) fn upload(&self, id: ImageId) {
+        if let Some(uploader) = &*locked(&self.uploader) {
+            uploader.upload(id);
+        }
+    }
+
+    /// Has the newest image uploaded, unless it was.
+    pub(crate) fn upload_backlog(&self, newest: Option<ImageId>) {
+        let known = locked(&self.record).images.keys().last().copied();
+        if let Some(newest) = newest.filter(|newest| Some(*newest) > known) {
+            self.upload(newest);
+        }
+    }
+
+    /// Returns the progress of the uploads.
+    pub(crate) fn progress(&self) -> UploadProgress {
+        let uploader = locked(&self.uploader);
+        let progress = uploader
+            .as_ref()
+            .map(Uploader::progress)
+            .unwrap_or_default();
+        let uploaded = progress
+            .uploaded
+            .or(locked(&self.record).images.keys().last().copied());
+        UploadProgress {
+            uploaded,
+            ..progress
+        }
+    }
+
+    /// Returns true if an image came from another machine, and no other one since.
+    pub(crate) fn has_come(&self, id: ImageId) -> bool {
+        locked(&self.record).came == Some(id)
+    }
+
+    /// Returns true while an image waits for its upload, or is being uploaded.
+    pub(crate) fn is_behind(&self) -> bool {
+        let uploader = locked(&self.uploader);
+        uploader
+            .as_ref()
+            .is_some_and(|uploader| uploader.progress().waiting.is_some())
+    }
+
+    /// Notes that the job of a lost lease was killed.
+    pub(crate) fn obey(&self) {
+        *locked(&self.obeyed.0) = true;
+        self.obeyed.1.notify_all();
+    }
+
+    /// Returns true if the job is killed within this time.
+    pub(crate) fn is_obeyed_within(&self, limit: Duration) -> bool {
+        let until = clock::now() + limit;
+        let mut obeyed = locked(&self.obeyed.0);
+        while !*obeyed {
+            let left = until.saturating_duration_since(clock::now());
+            if left.is_zero() {
+                return false;
+            }
+            (obeyed, _) = wait_for(&self.obeyed.1, obeyed, left);
+        }
+        true
+    }
+
+    /// Ends the lease, so that no other machine needs to wait. `finished` is the exit code of a job that has ended by
+    /// itself.
+    pub(crate) fn end(&self, finished: Option<u8>) {
+        *locked(&self.uploader) = None;
+        if let Err(error) = self.lease.release(finished) {
+            tracing::warn!(
+                "the lease of the remote store was not released, another machine waits until it has expired: {}",
+                chain(&error)
+            );
+        }
+    }
+}
+
+impl Begun {
+    fn finished(self) -> Option<u8> {
+        match self {
+            Self::Finished(code) => Some(code),
+            Self::Local | Self::From(_) | Self::Downloading(_) | Self::Start => None,
+        }
+    }
+}
+
+/// Finds out where a run continues that the remote store knows.
+fn continued(
+    state: &State,
+    record: &mut LocalRecord,
+    bucket: &Bucket,
+    store: &Store,
+    lock: &StoreLock,
+) -> Result<Begun, RemoteError> {
+    if let Some(code) = state.finished {
+        return Ok(Begun::Finished(code));
+    }
+    let is_ours = state.holder.store == record.identity;
+    let Some(newest) = state.images.last() else {
+        return Ok(if is_ours { Begun::Local } else { Begun::Start });
+    };
+    let known = record
+        .images
+        .iter()
+        .find(|(_, object)| **object == newest.object);
+    if let Some((id, _)) = known
+        && store.manifest(*id).is_ok()
+    {
+        return Ok(if is_ours {
+            Begun::Local
+        } else {
+            Begun::From(*id)
+        });
+    }
+    let id = download::begin(bucket, newest, store, lock)?;
+    let age = clock::unix_ms().saturating_sub(newest.created_unix_ms) / 1000;
+    tracing::info!(
+        image = %id,
+        size = %size(newest.raw_bytes),
+        age_seconds = age,
+        made_on = %state.holder.host,
+        "downloading the newest image of the run from {}",
+        bucket.url()
+    );
+    record.images.insert(id, newest.object.clone());
+    record.came = Some(id);
+    Ok(Begun::Downloading(id))
+}

@@ -1,0 +1,279 @@
+//! The lease of this supervisor: it is acquired at the start, renewed by a thread, and watched by another one that
+//! reports its end in time, even if a request hangs or the machine was suspended.
+
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::Builder;
+use std::time::Duration;
+
+use nix::sys::time::TimeSpec;
+use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
+
+use super::lease::{Held, Time, Watched};
+use super::state::{Change, Holder, State};
+use super::state_log::{Entry, StateLog};
+use crate::clock;
+use crate::store::RemoteError;
+use crate::store::remote::bucket::Bucket;
+use crate::sync::{locked, wait_for};
+
+/// Time between two looks at another supervisor's lease.
+const LOOK: Duration = Duration::from_secs(1);
+/// Time between two attempts to renew a lease.
+const RETRY: Duration = Duration::from_millis(500);
+
+/// Terms on which a lease is acquired.
+#[derive(Clone, Debug)]
+pub(crate) struct Terms {
+    pub(crate) holder: Holder,
+    pub(crate) ttl: Duration,
+    /// Take the lease at once, even if its holder may still run the job.
+    pub(crate) take_over: bool,
+}
+
+/// Lease that this process holds. Dropped, it is not renewed any more.
+pub(crate) struct Lease {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    log: StateLog,
+    bucket: Bucket,
+    epoch: u64,
+    /// Held while an entry is appended, which takes as long as a request.
+    entry: Mutex<Entry>,
+    held: Mutex<Held>,
+    timer: TimerFd,
+    ended: Mutex<bool>,
+    end: Condvar,
+}
+
+/// Callback for the loss of a lease, which is called at most once by each of two threads.
+pub(crate) type OnLoss = Box<dyn Fn(Option<String>) + Send + Sync>;
+
+impl Lease {
+    /// Waits for the lease of the run and takes it. Returns it with the state before, if the run has one. `report` is
+    /// told once who holds it, and how long it must be waited at least.
+    pub(crate) fn acquire(
+        bucket: &Bucket,
+        terms: &Terms,
+        mut report: impl FnMut(&Holder, Duration),
+    ) -> Result<(Self, Option<State>), RemoteError> {
+        let log = StateLog::new(bucket.clone());
+        let ttl_ms = u64::try_from(terms.ttl.as_millis()).unwrap_or(u64::MAX);
+        let mut known = log.newest(None)?;
+        let mut watched: Option<Watched> = None;
+        let mut is_reported = false;
+        loop {
+            let before = known.clone();
+            if let Some(Entry { serial, state }) = &before
+                && !(state.released || state.holder.store == terms.holder.store || terms.take_over)
+            {
+                let now = clock::since_boot();
+                let ttl = Duration::from_millis(state.ttl_ms);
+                let watched = watched.get_or_insert(Watched::new(*serial, ttl, now));
+                watched.see(*serial, ttl, now);
+                let left = watched.free_at().saturating_sub(now);
+                if !left.is_zero() {
+                    if !std::mem::replace(&mut is_reported, true) {
+                        report(&state.holder, left);
+                    }
+                    std::thread::sleep(left.min(LOOK));
+                    known = log.newest(before.as_ref())?;
+                    continue;
+                }
+            }
+            let next = match &before {
+                Some(entry) => entry.state.taken_by(terms.holder.clone(), ttl_ms),
+                None => State::first(terms.holder.clone(), ttl_ms),
+            };
+            let begun = clock::since_boot();
+            if let Some(entry) = log.append(before.as_ref(), next)? {
+                let held = Held::new(terms.ttl, begun);
+                let lease = Self::new(log, bucket.clone(), entry, held)?;
+                return Ok((lease, before.map(|entry| entry.state)));
+            }
+            known = log.newest(before.as_ref())?;
+        }
+    }
+
+    fn new(log: StateLog, bucket: Bucket, entry: Entry, held: Held) -> Result<Self, RemoteError> {
+        let timer = TimerFd::new(ClockId::CLOCK_BOOTTIME, TimerFlags::TFD_CLOEXEC)
+            .map_err(|errno| RemoteError::Thread(errno.into()))?;
+        let shared = Arc::new(Shared {
+            log,
+            bucket,
+            epoch: entry.state.epoch,
+            entry: Mutex::new(entry),
+            held: Mutex::new(held),
+            timer,
+            ended: Mutex::new(false),
+            end: Condvar::new(),
+        });
+        Ok(Self { shared })
+    }
+
+    /// Renews the lease from now on. `on_loss` is called when this supervisor must not run the job any longer, with the
+    /// new holder if it is known.
+    pub(crate) fn keep(&self, on_loss: OnLoss) -> Result<(), RemoteError> {
+        let on_loss = Arc::new(on_loss);
+        let (shared, lost) = (Arc::clone(&self.shared), Arc::clone(&on_loss));
+        shared.arm();
+        Builder::new()
+            .name("lease".to_owned())
+            .spawn(move || shared.renew(&**lost))
+            .map_err(RemoteError::Thread)?;
+        let (shared, lost) = (Arc::clone(&self.shared), on_loss);
+        Builder::new()
+            .name("lease-end".to_owned())
+            .spawn(move || shared.watch(&**lost))
+            .map_err(RemoteError::Thread)?;
+        Ok(())
+    }
+
+    /// Returns the number of the lease.
+    pub(crate) fn epoch(&self) -> u64 {
+        self.shared.epoch
+    }
+
+    /// Returns the present state.
+    pub(crate) fn state(&self) -> State {
+        locked(&self.shared.entry).state.clone()
+    }
+
+    /// Changes the state, which also renews the lease.
+    ///
+    /// # Errors
+    /// [`RemoteError::Fenced`] if another supervisor has taken the lease: the change was not made.
+    pub(crate) fn change(&self, change: &Change) -> Result<(), RemoteError> {
+        self.shared.change(change)
+    }
+
+    /// Ends the lease: others need not wait.
+    pub(crate) fn release(&self, finished: Option<u8>) -> Result<(), RemoteError> {
+        self.shared.stop();
+        self.shared.change(&Change::Release { finished })
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.shared.stop();
+    }
+}
+
+impl Shared {
+    fn change(&self, change: &Change) -> Result<(), RemoteError> {
+        let mut entry = locked(&self.entry);
+        loop {
+            let Ok(state) = entry.state.changed(self.epoch, change) else {
+                return Err(self.fenced(&entry));
+            };
+            let begun = clock::since_boot();
+            if let Some(next) = self.log.append(Some(&*entry), state)? {
+                *entry = next;
+                locked(&self.held).renewed(begun);
+                self.arm();
+                return Ok(());
+            }
+            // Another supervisor's entry, or one of ours whose request had seemed to fail.
+            if let Some(newest) = self.log.newest(Some(&*entry))? {
+                *entry = newest;
+            }
+        }
+    }
+
+    fn fenced(&self, entry: &Entry) -> RemoteError {
+        RemoteError::Fenced {
+            url: self.bucket.url().to_owned(),
+            host: entry.state.holder.host.clone(),
+        }
+    }
+
+    /// Renews the lease until it is lost or ended.
+    fn renew(&self, on_loss: &dyn Fn(Option<String>)) {
+        let mut is_reported = false;
+        let mut wait = self.until_renewal();
+        while !self.has_ended(wait) {
+            match self.change(&Change::Renew) {
+                Ok(()) => {
+                    if std::mem::take(&mut is_reported) {
+                        tracing::info!("the lease of the remote store is renewed again");
+                    }
+                    wait = self.until_renewal();
+                }
+                Err(RemoteError::Fenced { host, .. }) => {
+                    if !self.has_ended(Duration::ZERO) {
+                        on_loss(Some(host));
+                    }
+                    return;
+                }
+                Err(error) => {
+                    if !std::mem::replace(&mut is_reported, true) {
+                        let left = locked(&self.held)
+                            .deadline()
+                            .saturating_sub(clock::since_boot());
+                        tracing::warn!(
+                            "cannot renew the lease of the remote store, the job is stopped in {} s if this lasts: {}",
+                            left.as_secs(),
+                            crate::run::format::chain(&error)
+                        );
+                    }
+                    wait = RETRY;
+                }
+            }
+        }
+    }
+
+    /// Waits for the deadline of the lease.
+    fn watch(&self, on_loss: &dyn Fn(Option<String>)) {
+        loop {
+            // EINTR and a cancelled timer lead to another look.
+            let _ = self.timer.wait();
+            if self.has_ended(Duration::ZERO) {
+                return;
+            }
+            if !locked(&self.held).is_valid(clock::since_boot()) {
+                on_loss(None);
+                return;
+            }
+            self.arm();
+        }
+    }
+
+    fn until_renewal(&self) -> Duration {
+        let next: Time = locked(&self.held).next_renewal();
+        next.saturating_sub(clock::since_boot())
+    }
+
+    /// Sets the timer to the deadline.
+    fn arm(&self) {
+        let ended = *locked(&self.ended);
+        let deadline = if ended {
+            Duration::from_nanos(1)
+        } else {
+            locked(&self.held).deadline()
+        };
+        let deadline = Expiration::OneShot(TimeSpec::from_duration(deadline));
+        if let Err(errno) = self
+            .timer
+            .set(deadline, TimerSetTimeFlags::TFD_TIMER_ABSTIME)
+        {
+            tracing::error!("cannot watch the lease of the remote store: {errno}");
+        }
+    }
+
+    /// Returns true if the lease has ended by `limit` from now.
+    fn has_ended(&self, limit: Duration) -> bool {
+        let ended = locked(&self.ended);
+        if *ended || limit.is_zero() {
+            return *ended;
+        }
+        *wait_for(&self.end, ended, limit).0
+    }
+
+    fn stop(&self) {
+        *locked(&self.ended) = true;
+        self.end.notify_all();
+        self.arm();
+    }
+}

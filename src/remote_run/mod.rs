@@ -1,0 +1,20 @@
+//! A run whose images are also in object storage, from which another machine can continue it.
+//!
+//! ```text
+//! state/…            the log of the run's state: who continues the run, which images it has (`state_log`)
+//! images/…, packs/…  the images (`store::remote`)
+//! ```
+//! An image is uploaded in the background after it is durable in the local store, and is part of the run as soon as the
+//! state names it. At the start a supervisor acquires the run's lease (`lease`, `lease_keeper`) and downloads the newest
+//! image if the local store does not have it. Start reading at [`begin_remote`]. Nothing here knows jobs.
+
+mod begin_remote;
+mod lease;
+mod lease_keeper;
+mod local_record;
+mod state;
+mod state_log;
+mod uploader;
+
+pub(crate) use begin_remote::{Begun, RemoteRun, RemoteTerms};
+pub use uploader::UploadProgress;

@@ -1,0 +1,120 @@
+//! The shared state of a run: who may continue it, and which images it has.
+
+use serde::{Deserialize, Serialize};
+
+use crate::store::RemoteImage;
+
+/// Format of the state that this version writes.
+pub(crate) const FORMAT: u32 = 1;
+
+/// Supervisor that holds, or held, the lease of a run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Holder {
+    /// Identity of its local store, random.
+    pub store: String,
+    /// Name of the machine, for messages.
+    pub host: String,
+}
+
+/// State of a run in the remote store.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct State {
+    /// Format of this entry.
+    pub format: u32,
+    /// Number of the lease: each takeover has the next one.
+    pub epoch: u64,
+    /// First epoch of those that this holder has held without another one in between. Packs are named after it, and
+    /// the supervisors of one tenure follow each other on one machine, so they use each other's packs.
+    pub tenure: u64,
+    /// Supervisor that holds the lease of this epoch.
+    pub holder: Holder,
+    /// Duration of the lease after each entry, in milliseconds.
+    pub ttl_ms: u64,
+    /// True if the holder has ended, so nobody needs to wait.
+    pub released: bool,
+    /// Exit code of the job, if it has ended by itself.
+    pub finished: Option<u8>,
+    /// Complete images, oldest first.
+    pub images: Vec<RemoteImage>,
+    /// Random value that distinguishes the entry from any other.
+    pub nonce: u64,
+}
+
+/// Reason why a state cannot follow another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NotMine;
+
+impl State {
+    /// Creates the first state of a run.
+    pub(crate) fn first(holder: Holder, ttl_ms: u64) -> Self {
+        Self {
+            format: FORMAT,
+            epoch: 1,
+            tenure: 1,
+            holder,
+            ttl_ms,
+            released: false,
+            finished: None,
+            images: Vec::new(),
+            nonce: 0,
+        }
+    }
+
+    /// Returns the state in which another supervisor, or the same one after a restart, has taken the lease.
+    pub(crate) fn taken_by(&self, holder: Holder, ttl_ms: u64) -> Self {
+        let epoch = self.epoch + 1;
+        let is_same = holder.store == self.holder.store;
+        Self {
+            epoch,
+            tenure: if is_same { self.tenure } else { epoch },
+            holder,
+            ttl_ms,
+            released: false,
+            ..self.clone()
+        }
+    }
+
+    /// Returns the state after a change by the holder of `epoch`.
+    ///
+    /// # Errors
+    /// The lease belongs to a later epoch.
+    pub(crate) fn changed(&self, epoch: u64, change: &Change) -> Result<Self, NotMine> {
+        if self.epoch != epoch {
+            return Err(NotMine);
+        }
+        let mut state = self.clone();
+        match change {
+            Change::Renew => {}
+            Change::Commit(image) => {
+                state.images.retain(|known| known.object != image.object);
+                state.images.push(image.clone());
+            }
+            Change::Forget(objects) => {
+                state
+                    .images
+                    .retain(|image| !objects.contains(&image.object));
+            }
+            Change::Release { finished } => {
+                state.released = true;
+                state.finished = *finished;
+            }
+        }
+        Ok(state)
+    }
+}
+
+/// Change of the state by the holder of the lease.
+#[derive(Clone, Debug)]
+pub(crate) enum Change {
+    /// Nothing but the end of the lease.
+    Renew,
+    /// A new complete image.
+    Commit(RemoteImage),
+    /// Images that are no longer kept, by their objects.
+    Forget(Vec<String>),
+    /// The end of the supervisor.
+    Release {
+        /// Exit code of a job that has ended by itself.
+        finished: Option<u8>,
+    },
+}

@@ -1,0 +1,226 @@
+//! Background upload of the run's images, the newest first. An image that is superseded before its upload begins is
+//! left out.
+
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::Builder;
+use std::time::Duration;
+
+use super::lease_keeper::Lease;
+use super::state::Change;
+use crate::clock;
+use crate::run::format::chain;
+use crate::store::RemoteError;
+use crate::store::RemoteImage;
+use crate::store::remote::upload::Uploads;
+use crate::store::{ByteCounter, Companion, ImageId, ReadError, Store};
+use crate::sync::{locked, wait, wait_for};
+
+/// Delays before the next attempt after a failure.
+const RETRY_MIN: Duration = Duration::from_secs(1);
+const RETRY_MAX: Duration = Duration::from_secs(60);
+
+/// Returns the files that accompany an image.
+pub(crate) type CompanionsOf = Box<dyn Fn(ImageId) -> Vec<Companion> + Send>;
+
+/// Callback for an image that is in the remote store.
+pub(crate) type Uploaded = Box<dyn Fn(ImageId, &RemoteImage) + Send>;
+/// Reads what the remote store has.
+pub(crate) type Begin = Box<dyn Fn() -> Result<Uploads, RemoteError> + Send>;
+
+/// What the uploads of a run have reached.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct UploadProgress {
+    /// Newest image that is complete in the remote store.
+    pub uploaded: Option<ImageId>,
+    /// Newest image that is to be uploaded, or is being uploaded.
+    pub waiting: Option<ImageId>,
+    /// Bytes that this supervisor has uploaded.
+    pub sent_bytes: u64,
+    /// Reason of the latest failure, if the upload has not succeeded since.
+    pub failure: Option<String>,
+}
+
+/// Uploads images of a store in a thread.
+pub(crate) struct Uploader {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    store: Store,
+    lease: Arc<Lease>,
+    keep_last: usize,
+    state: Mutex<State>,
+    changed: Condvar,
+    sent: ByteCounter,
+}
+
+#[derive(Default)]
+struct State {
+    progress: UploadProgress,
+    is_closed: bool,
+}
+
+impl Uploader {
+    /// Starts the thread.
+    pub(crate) fn start(
+        store: Store,
+        lease: Arc<Lease>,
+        keep_last: usize,
+        begin: Begin,
+        companions: CompanionsOf,
+        uploaded: Uploaded,
+    ) -> Result<Self, RemoteError> {
+        let shared = Arc::new(Shared {
+            store,
+            lease,
+            keep_last: keep_last.max(1),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            sent: ByteCounter::default(),
+        });
+        let thread = Arc::clone(&shared);
+        Builder::new()
+            .name("uploader".to_owned())
+            .spawn(move || thread.run(&begin, &companions, &uploaded))
+            .map_err(RemoteError::Thread)?;
+        Ok(Self { shared })
+    }
+
+    /// Has an image uploaded, which is complete in the local store.
+    pub(crate) fn upload(&self, id: ImageId) {
+        let mut state = locked(&self.shared.state);
+        state.progress.waiting = state.progress.waiting.max(Some(id));
+        drop(state);
+        self.shared.changed.notify_all();
+    }
+
+    /// Returns the progress.
+    pub(crate) fn progress(&self) -> UploadProgress {
+        let progress = locked(&self.shared.state).progress.clone();
+        let sent_bytes = self.shared.sent.bytes();
+        UploadProgress {
+            sent_bytes,
+            ..progress
+        }
+    }
+}
+
+impl Drop for Uploader {
+    fn drop(&mut self) {
+        locked(&self.shared.state).is_closed = true;
+        self.shared.changed.notify_all();
+    }
+}
+
+impl Shared {
+    fn run(&self, begin: &Begin, companions: &CompanionsOf, uploaded: &Uploaded) {
+        let mut uploads = None;
+        let mut delay = RETRY_MIN;
+        while let Some(id) = self.next() {
+            let result = match &mut uploads {
+                Some(uploads) => {
+                    let companions = companions(id);
+                    self.upload(uploads, id, &companions, uploaded)
+                }
+                none @ None => begin().map(|begun| *none = Some(begun)),
+            };
+            match result {
+                Ok(()) => delay = RETRY_MIN,
+                // A rotation has removed it; a newer one follows.
+                Err(RemoteError::Read(ReadError::Missing { .. })) => self.done(id),
+                Err(RemoteError::Fenced { .. }) => {
+                    // The lease's own thread ends the run.
+                    locked(&self.state).is_closed = true;
+                    self.changed.notify_all();
+                }
+                Err(error) => {
+                    let reason = chain(&error);
+                    let mut state = locked(&self.state);
+                    let is_known = state.progress.failure.as_ref() == Some(&reason);
+                    if !is_known {
+                        tracing::warn!(image = %id, "cannot upload the image, it is tried again: {reason}");
+                    }
+                    state.progress.failure = Some(reason);
+                    let until = clock::now() + delay;
+                    delay = (delay * 2).min(RETRY_MAX);
+                    // A newer image does not shorten the wait: the server may be overloaded.
+                    while !state.is_closed {
+                        let left = until.saturating_duration_since(clock::now());
+                        if left.is_zero() {
+                            break;
+                        }
+                        (state, _) = wait_for(&self.changed, state, left);
+                    }
+                }
+            }
+        }
+    }
+
+    fn done(&self, id: ImageId) {
+        let mut state = locked(&self.state);
+        if state.progress.waiting == Some(id) {
+            state.progress.waiting = None;
+        }
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// Returns the next image to upload; `None` at the end.
+    fn next(&self) -> Option<ImageId> {
+        let mut state = locked(&self.state);
+        loop {
+            if state.is_closed {
+                return None;
+            }
+            if let Some(id) = state.progress.waiting {
+                return Some(id);
+            }
+            state = wait(&self.changed, state);
+        }
+    }
+
+    fn upload(
+        &self,
+        uploads: &mut Uploads,
+        id: ImageId,
+        companions: &[Companion],
+        uploaded: &Uploaded,
+    ) -> Result<(), RemoteError> {
+        let begun = clock::now();
+        let before = self.sent.bytes();
+        let image = uploads.upload(&self.store, id, companions, &self.sent)?;
+        self.lease.change(&Change::Commit(image.clone()))?;
+        uploaded(id, &image);
+        let mut state = locked(&self.state);
+        state.progress.uploaded = Some(id);
+        state.progress.failure = None;
+        drop(state);
+        self.done(id);
+        tracing::info!(
+            image = %id,
+            sent = %crate::run::format::size(self.sent.bytes() - before),
+            seconds = begun.elapsed().as_secs_f64(),
+            "the image is in the remote store"
+        );
+        self.forget_old(uploads).or_else(|error| match error {
+            RemoteError::Fenced { .. } => Err(error),
+            error => {
+                tracing::warn!(
+                    "cannot remove old images of the remote store: {}",
+                    chain(&error)
+                );
+                Ok(())
+            }
+        })
+    }
+
+    fn forget_old(&self, uploads: &mut Uploads) -> Result<(), RemoteError> {
+        let images = self.lease.state().images;
+        let excess = images.len().saturating_sub(self.keep_last);
+        if excess > 0 {
+            let old = images[..excess].iter().map(|image| image.object.clone());
+            self.lease.change(&Change::Forget(old.collect()))?;
+        }
+        uploads.remove_garbage(&self.lease.state().images)
+    }
+}

@@ -1,0 +1,264 @@
+//! An image that is being downloaded: it can be read in this process as far as it is there, and a reader waits for the
+//! rest. Other processes do not see it, because its manifest is written when the image is whole.
+//!
+//! ```text
+//! begin ─▶ parts arrive in any order, those that a reader waits for first ─▶ all there ─▶ synced ─▶ manifest
+//!      └─▶ visible in this process                                                            └─▶ an ordinary image
+//! ```
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fs::File;
+use std::io;
+use std::sync::{Arc, Condvar, Mutex};
+
+use crate::store::error::WriteError;
+use crate::store::format::image_id::ImageId;
+use crate::store::format::manifest::{Manifest, Stored};
+use crate::store::format::pack::Pack;
+use crate::store::format::store_folder::Store;
+use crate::store::fs::durable;
+use crate::store::fs::lock::StoreLock;
+use crate::store::fs::ops;
+use crate::store::write::image_writer::next_image;
+use crate::sync::{locked, wait};
+
+/// Maximum length of a part, and of the unused bytes between two of its chunks.
+const PART_BYTES_MAX: u64 = 4 << 20;
+const GAP_BYTES_MAX: u64 = 64 << 10;
+/// Mode of a pack's file.
+const MODE: u32 = 0o600;
+
+/// Part of a pack, which arrives as a whole.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Part {
+    /// Position of the pack in the manifest.
+    pub(crate) pack: u32,
+    pub(crate) begin: u64,
+    pub(crate) end: u64,
+    /// The chunks in it, with their positions in the manifest.
+    pub(crate) chunks: Vec<(u32, Stored)>,
+}
+
+/// Image that is being downloaded.
+#[derive(Debug)]
+pub(crate) struct PendingImage {
+    manifest: Manifest,
+    files: Vec<File>,
+    parts: Vec<Part>,
+    /// Position in `parts` by the pack and the end of the part.
+    by_place: BTreeMap<(u32, u64), usize>,
+    arrival: Mutex<Arrival>,
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct Arrival {
+    states: Vec<PartState>,
+    /// Parts that readers wait for.
+    wanted: VecDeque<usize>,
+    /// First part that may be missing.
+    next: usize,
+    left: usize,
+    failed: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum PartState {
+    Missing,
+    Taken,
+    There,
+}
+
+/// The images of a store that this process downloads.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Pending(Arc<Mutex<Vec<Arc<PendingImage>>>>);
+
+impl Pending {
+    pub(crate) fn find(&self, id: ImageId) -> Option<Arc<PendingImage>> {
+        let images = locked(&self.0);
+        images.iter().find(|image| image.manifest.id == id).cloned()
+    }
+
+    pub(crate) fn all(&self) -> Vec<Arc<PendingImage>> {
+        locked(&self.0).clone()
+    }
+
+    fn remove(&self, id: ImageId) {
+        locked(&self.0).retain(|image| image.manifest.id != id);
+    }
+}
+
+impl PendingImage {
+    /// Makes an image visible in this process under the next number. `manifest` describes it with any number, with the
+    /// places of its chunks in its packs.
+    pub(crate) fn begin(
+        store: &Store,
+        lock: &StoreLock,
+        mut manifest: Manifest,
+    ) -> Result<Arc<Self>, WriteError> {
+        lock.check(store.path());
+        let newest = store.ids()?.last().copied();
+        manifest.id = next_image(store, newest)?;
+        let mut files = Vec::new();
+        for (pack, number) in manifest.packs.iter_mut().zip(0..) {
+            pack.name.image = manifest.id;
+            pack.name.number = number;
+            files.push(create(store, pack)?);
+        }
+        let parts = parts(&manifest);
+        let places = parts.iter().map(|part| (part.pack, part.end));
+        let pending = Arc::new(Self {
+            by_place: places.zip(0..).collect(),
+            arrival: Mutex::new(Arrival {
+                states: vec![PartState::Missing; parts.len()],
+                wanted: VecDeque::new(),
+                next: 0,
+                left: parts.len(),
+                failed: None,
+            }),
+            changed: Condvar::new(),
+            manifest,
+            files,
+            parts,
+        });
+        locked(&store.pending.0).push(Arc::clone(&pending));
+        Ok(pending)
+    }
+
+    pub(crate) fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// Returns the next part to be fetched; `None` if there is none, or if the download has failed.
+    pub(crate) fn take(&self) -> Option<(usize, &Part)> {
+        let mut arrival = locked(&self.arrival);
+        if arrival.failed.is_some() {
+            return None;
+        }
+        let mut taken = None;
+        while let Some(part) = arrival.wanted.pop_front() {
+            if arrival.states[part] == PartState::Missing {
+                taken = Some(part);
+                break;
+            }
+        }
+        while taken.is_none() && arrival.next < self.parts.len() {
+            let part = arrival.next;
+            arrival.next += 1;
+            taken = (arrival.states[part] == PartState::Missing).then_some(part);
+        }
+        let part = taken?;
+        arrival.states[part] = PartState::Taken;
+        Some((part, &self.parts[part]))
+    }
+
+    /// Writes a part, whose chunks the caller has checked.
+    pub(crate) fn put(&self, number: usize, bytes: &[u8]) -> io::Result<()> {
+        let part = &self.parts[number];
+        ops::write_at(&self.files[part.pack as usize], bytes, part.begin)?;
+        let mut arrival = locked(&self.arrival);
+        arrival.states[number] = PartState::There;
+        arrival.left -= 1;
+        drop(arrival);
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    /// Ends the download: readers of missing parts get this reason.
+    pub(crate) fn fail(&self, reason: String) {
+        locked(&self.arrival).failed.get_or_insert(reason);
+        self.changed.notify_all();
+    }
+
+    /// Returns true if all parts are there.
+    pub(crate) fn is_whole(&self) -> bool {
+        locked(&self.arrival).left == 0
+    }
+
+    /// Makes the whole image durable, and visible for all processes.
+    ///
+    /// # Errors
+    /// It cannot be written. The image stays readable in this process.
+    pub(crate) fn complete(&self, store: &Store) -> Result<(), WriteError> {
+        assert!(self.is_whole(), "a part is missing");
+        for (file, pack) in self.files.iter().zip(&self.manifest.packs) {
+            ops::sync(file).map_err(|source| failed(store, *pack, source))?;
+        }
+        let file = store.encode(&self.manifest)?;
+        store.check_place()?;
+        durable::sync_folder(&store.packs_folder())?;
+        durable::write(&store.manifest_file(self.manifest.id), &file)?;
+        store.pending.remove(self.manifest.id);
+        Ok(())
+    }
+
+    /// Fills `bytes` from a pack, as soon as they are there.
+    pub(crate) fn read(&self, pack: u32, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
+        use std::os::unix::fs::FileExt;
+        self.wait_for(pack, offset)?;
+        self.files[pack as usize].read_exact_at(bytes, offset)
+    }
+
+    /// Waits for the part with a chunk.
+    fn wait_for(&self, pack: u32, offset: u64) -> io::Result<()> {
+        let mut after = self.by_place.range((pack, offset + 1)..);
+        let Some((_, number)) = after.next() else {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        };
+        let mut arrival = locked(&self.arrival);
+        if arrival.states[*number] == PartState::Missing {
+            arrival.wanted.push_back(*number);
+        }
+        while arrival.states[*number] != PartState::There {
+            if let Some(reason) = &arrival.failed {
+                return Err(io::Error::other(reason.clone()));
+            }
+            arrival = wait(&self.changed, arrival);
+        }
+        Ok(())
+    }
+}
+
+/// Returns the parts with all stored chunks, in the order in which the streams need them first.
+fn parts(manifest: &Manifest) -> Vec<Part> {
+    let mut parts: Vec<Part> = Vec::new();
+    for (index, stored) in manifest.first_uses() {
+        let end = stored.offset + u64::from(stored.len);
+        if let Some(part) = parts.last_mut()
+            && part.pack == stored.pack
+            && (part.end..=part.end + GAP_BYTES_MAX).contains(&stored.offset)
+            && end - part.begin <= PART_BYTES_MAX
+        {
+            part.end = end;
+            part.chunks.push((index, stored));
+            continue;
+        }
+        parts.push(Part {
+            pack: stored.pack,
+            begin: stored.offset,
+            end,
+            chunks: vec![(index, stored)],
+        });
+    }
+    parts
+}
+
+/// Creates a pack's file with its header and length.
+fn create(store: &Store, pack: &Pack) -> Result<File, WriteError> {
+    let path = store.pack_file(pack.name);
+    let create = || {
+        drop(ops::create_new(&path, MODE)?);
+        let file = ops::open(&path)?;
+        ops::write_at(&file, &pack.name.header(), 0)?;
+        ops::set_len(&file, pack.len)?;
+        Ok(file)
+    };
+    create().map_err(|source| failed(store, *pack, source))
+}
+
+fn failed(store: &Store, pack: Pack, source: io::Error) -> WriteError {
+    WriteError::Pack {
+        path: store.pack_file(pack.name),
+        source,
+    }
+}

@@ -1,0 +1,290 @@
+//! Object storage, as far as it is needed here: objects are created once and never changed, read in parts, listed and
+//! removed.
+//!
+//! All calls block and may be made from any thread outside of an async runtime. A failed request is repeated with
+//! increasing delays until the limit of the bucket.
+
+use std::fmt;
+use std::future::Future;
+use std::ops::Range;
+use std::sync::{Arc, Once};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::TryStreamExt;
+use object_store::path::Path;
+use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload, RetryConfig};
+use tokio::runtime::Runtime;
+use url::Url;
+
+use super::remote_error::RemoteError;
+
+/// Time in which a connection must be made.
+const CONNECT_LIMIT: Duration = Duration::from_secs(5);
+/// Schemes of the addresses.
+const SCHEMES: [&str; 4] = ["s3", "gs", "az", "file"];
+/// Parameters of an address that are secrets, in errors of servers and libraries.
+const SECRET_PARAMETERS: [&str; 3] = ["sig=", "X-Amz-Signature=", "X-Goog-Signature="];
+
+/// Folder in object storage.
+#[derive(Clone)]
+pub(crate) struct Bucket {
+    store: Arc<dyn ObjectStore>,
+    folder: Path,
+    background: Arc<Background>,
+    limit: Duration,
+    url: String,
+}
+
+impl fmt::Debug for Bucket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Bucket").field(&self.url).finish()
+    }
+}
+
+/// Runtime that makes the requests. It may be dropped inside another runtime, where a wait for its thread would panic.
+struct Background(Option<Runtime>);
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+/// Result of creating an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Created {
+    /// The object is new.
+    New,
+    /// An object of this name existed, or an earlier attempt of the same request created it.
+    Existed,
+}
+
+impl Bucket {
+    /// Opens the folder at an address; makes no request. `limit` is the time for one operation with all its attempts.
+    /// Credentials come from the environment, the configuration files or the machine, as in the provider's own tools.
+    pub(crate) fn open(address: &str, limit: Duration) -> Result<Self, RemoteError> {
+        let refused = |reason: String| RemoteError::Address {
+            url: address.to_owned(),
+            reason,
+        };
+        let url = Url::parse(address).map_err(|error| refused(error.to_string()))?;
+        if !SCHEMES.contains(&url.scheme()) {
+            return Err(refused(format!("the scheme {:?} is unknown", url.scheme())));
+        }
+        if url.password().is_some() || !url.username().is_empty() || url.query().is_some() {
+            return Err(refused(
+                "it must not contain credentials or parameters".to_owned(),
+            ));
+        }
+        use_ring();
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .thread_name("remote")
+            .enable_all()
+            .build()
+            .map_err(|error| refused(error.to_string()))?;
+        let (store, folder) = client(&url, limit).map_err(|error| refused(text(&error)))?;
+        Ok(Self {
+            store: Arc::from(store),
+            folder,
+            background: Arc::new(Background(Some(runtime))),
+            limit,
+            url: address.trim_end_matches('/').to_owned(),
+        })
+    }
+
+    /// Returns the address.
+    pub(crate) fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Creates an object.
+    pub(crate) fn create(&self, name: &str, content: Bytes) -> Result<Created, RemoteError> {
+        let path = self.path(name);
+        let options = PutOptions::from(PutMode::Create);
+        let payload = PutPayload::from_bytes(content);
+        let put = self.wait(self.store.put_opts(&path, payload, options));
+        match put {
+            Ok(_) => Ok(Created::New),
+            Err(Failure::Store(
+                object_store::Error::AlreadyExists { .. }
+                | object_store::Error::Precondition { .. },
+            )) => Ok(Created::Existed),
+            Err(failure) => Err(self.failed(&format!("create {name}"), &failure)),
+        }
+    }
+
+    /// Returns an object's content; `None` if it does not exist.
+    pub(crate) fn get(&self, name: &str) -> Result<Option<Bytes>, RemoteError> {
+        let path = self.path(name);
+        let read = self.wait(async { self.store.get(&path).await?.bytes().await });
+        match read {
+            Ok(content) => Ok(Some(content)),
+            Err(Failure::Store(object_store::Error::NotFound { .. })) => Ok(None),
+            Err(failure) => Err(self.failed(&format!("read {name}"), &failure)),
+        }
+    }
+
+    /// Returns a part of an object.
+    pub(crate) fn get_range(&self, name: &str, range: Range<u64>) -> Result<Bytes, RemoteError> {
+        let path = self.path(name);
+        let wanted = range.end - range.start;
+        let read = self.wait(self.store.get_range(&path, range));
+        let content = read.map_err(|failure| self.failed(&format!("read {name}"), &failure))?;
+        if content.len() as u64 == wanted {
+            Ok(content)
+        } else {
+            Err(self.damaged(name, "it is shorter than expected"))
+        }
+    }
+
+    /// Returns the names of the objects in a folder that follow `after` in alphabetical order, sorted.
+    pub(crate) fn list(
+        &self,
+        folder: &str,
+        after: Option<&str>,
+    ) -> Result<Vec<String>, RemoteError> {
+        let path = self.path(folder);
+        let found = self.wait(async {
+            let objects = match after {
+                Some(after) => self.store.list_with_offset(Some(&path), &self.path(after)),
+                None => self.store.list(Some(&path)),
+            };
+            objects
+                .map_ok(|object| object.location)
+                .try_collect::<Vec<_>>()
+                .await
+        });
+        let found = found.map_err(|failure| self.failed(&format!("list {folder}"), &failure))?;
+        let names = found.iter().filter_map(|path| self.name(path));
+        let mut names: Vec<String> = names.collect();
+        names.sort_unstable();
+        Ok(names)
+    }
+
+    /// Removes an object; a missing one is no error.
+    pub(crate) fn remove(&self, name: &str) -> Result<(), RemoteError> {
+        let path = self.path(name);
+        match self.wait(self.store.delete(&path)) {
+            Ok(()) | Err(Failure::Store(object_store::Error::NotFound { .. })) => Ok(()),
+            Err(failure) => Err(self.failed(&format!("remove {name}"), &failure)),
+        }
+    }
+
+    /// Creates the error for an object with an unexpected content.
+    pub(crate) fn damaged(&self, object: &str, reason: impl fmt::Display) -> RemoteError {
+        RemoteError::Damaged {
+            url: self.url.clone(),
+            object: object.to_owned(),
+            reason: reason.to_string(),
+        }
+    }
+
+    fn path(&self, name: &str) -> Path {
+        let parts = name.split('/').map(object_store::path::PathPart::from);
+        self.folder.parts().chain(parts).collect()
+    }
+
+    /// Returns the name that [`path`](Self::path) was made from.
+    fn name(&self, path: &Path) -> Option<String> {
+        let parts = path.prefix_match(&self.folder)?;
+        let parts: Vec<_> = parts.map(|part| part.as_ref().to_owned()).collect();
+        Some(parts.join("/"))
+    }
+
+    fn wait<T>(
+        &self,
+        request: impl Future<Output = Result<T, object_store::Error>>,
+    ) -> Result<T, Failure> {
+        let Some(runtime) = &self.background.0 else {
+            return Err(Failure::Late);
+        };
+        runtime.block_on(async {
+            let answer = tokio::time::timeout(self.limit, request).await;
+            answer.map_err(|_| Failure::Late)?.map_err(Failure::Store)
+        })
+    }
+
+    fn failed(&self, what: &str, failure: &Failure) -> RemoteError {
+        RemoteError::Request {
+            url: self.url.clone(),
+            what: what.to_owned(),
+            reason: match failure {
+                Failure::Late => format!("no answer within {} s", self.limit.as_secs()),
+                Failure::Store(error) => text(error),
+            },
+        }
+    }
+}
+
+enum Failure {
+    Late,
+    Store(object_store::Error),
+}
+
+/// Creates the client of a provider.
+fn client(url: &Url, limit: Duration) -> Result<(Box<dyn ObjectStore>, Path), object_store::Error> {
+    let path = Path::from_url_path(url.path())?;
+    let retries = RetryConfig {
+        retry_timeout: limit,
+        ..RetryConfig::default()
+    };
+    let options = object_store::ClientOptions::new()
+        .with_timeout(limit)
+        .with_connect_timeout(CONNECT_LIMIT);
+    let store: Box<dyn ObjectStore> = match url.scheme() {
+        "s3" => {
+            let builder = object_store::aws::AmazonS3Builder::from_env().with_url(url.as_str());
+            // The environment variable of the SDKs for another server than Amazon's; plain HTTP is possible only there.
+            let is_plain = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"]
+                .iter()
+                .find_map(|name| std::env::var(name).ok())
+                .is_some_and(|endpoint| endpoint.starts_with("http://"));
+            let options = options.with_allow_http(is_plain);
+            Box::new(
+                builder
+                    .with_client_options(options)
+                    .with_retry(retries)
+                    .build()?,
+            )
+        }
+        "gs" => {
+            let builder = object_store::gcp::GoogleCloudStorageBuilder::from_env();
+            let builder = builder.with_url(url.as_str()).with_client_options(options);
+            Box::new(builder.with_retry(retries).build()?)
+        }
+        "az" => {
+            let builder = object_store::azure::MicrosoftAzureBuilder::from_env();
+            let builder = builder.with_url(url.as_str()).with_client_options(options);
+            Box::new(builder.with_retry(retries).build()?)
+        }
+        _ => Box::new(object_store::local::LocalFileSystem::new()),
+    };
+    Ok((store, path))
+}
+
+/// Has the TLS library use the one cryptographic library that is compiled in.
+fn use_ring() {
+    static ONCE: Once = Once::new();
+    // An error means that a provider has been chosen already.
+    ONCE.call_once(|| drop(rustls::crypto::ring::default_provider().install_default()));
+}
+
+/// Returns an error and its causes as one line, without secrets.
+fn text(error: &object_store::Error) -> String {
+    let mut text = crate::run::format::chain(error);
+    for parameter in SECRET_PARAMETERS {
+        let mut from = 0;
+        while let Some(found) = text[from..].find(parameter) {
+            let begin = from + found + parameter.len();
+            let len = text[begin..].find(['&', ' ', '"', ')', '<']);
+            let end = len.map_or(text.len(), |len| begin + len);
+            text.replace_range(begin..end, "…");
+            from = begin;
+        }
+    }
+    text
+}

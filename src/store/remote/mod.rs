@@ -1,0 +1,15 @@
+//! Images in object storage.
+//!
+//! ```text
+//! images/…  an object for each image, with its manifest and the names of its packs (`image_object`)
+//! packs/…   chunks
+//! ```
+//! Every object is created once and never changed. `bucket` makes the requests, `upload` copies an image of a local
+//! store, `download` copies one into a local store, where it can be read at once. Images are encrypted if the local
+//! store is: the provider sees their sizes. Which images there are is the caller's knowledge.
+
+pub(crate) mod bucket;
+pub(crate) mod download;
+pub(crate) mod image_object;
+pub(crate) mod remote_error;
+pub(crate) mod upload;

@@ -1,0 +1,427 @@
+//! Upload of an image: chunks that the remote store lacks are packed and uploaded, then the object that makes the image
+//! whole.
+//!
+//! ```text
+//! manifest ─▶ new chunks, in the order of their use ─▶ fetched, checked ─▶ packs of 32 MiB ─▶ 4 uploads at a time
+//!          ─▶ image object, with the places of all chunks
+//! ```
+//! Memory: six packs and the chunks that are read ahead, about 240 MiB.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::{Mutex, PoisonError};
+use std::thread::{self, Builder};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::bucket::Bucket;
+use super::image_object::{IMAGES, ImageObject, PACKS, RemoteImage, pack_beginning, pack_name};
+use super::remote_error::RemoteError;
+use crate::clock;
+use crate::store::format::FORMAT;
+use crate::store::format::chunk::{self, Hash};
+use crate::store::format::cipher::{OVERHEAD_BYTES, Secrets};
+use crate::store::format::codec::Codec;
+use crate::store::format::manifest::{Chunk, Content, Manifest, Stored, Stream};
+use crate::store::format::pack::{HEADER_LEN, Pack, PackFiles, PackName};
+use crate::store::portable::companion;
+use crate::store::read::checked_chunks::CheckedChunks;
+use crate::store::{ByteCounter, Companion, ImageId, ReadError, Store};
+use crate::sync::locked;
+
+/// Length at which a pack is complete.
+const PACK_BYTES: usize = 32 << 20;
+/// Uploads at a time.
+const UPLOADS: usize = 4;
+
+/// Upload of images to a remote store, one after the other.
+pub(crate) struct Uploads {
+    bucket: Bucket,
+    tenure: u64,
+    /// Names and lengths of the packs that hold the chunks in `places`.
+    packs: Vec<(String, u64)>,
+    places: HashMap<Hash, Stored>,
+    /// Packs of each image in the run's state.
+    images: HashMap<String, HashSet<String>>,
+    /// Image objects and packs that exist.
+    existing: HashSet<String>,
+    pace: Pace,
+}
+
+impl Uploads {
+    /// Reads which packs the remote store has, and where the chunks of these images are. New packs are named after the
+    /// tenure; packs of the same tenure are used again.
+    pub(crate) fn begin(
+        bucket: &Bucket,
+        tenure: u64,
+        images: &[RemoteImage],
+        secrets: Option<&Secrets>,
+        bytes_per_second: Option<u64>,
+    ) -> Result<Self, RemoteError> {
+        let mut uploads = Self {
+            bucket: bucket.clone(),
+            tenure,
+            packs: Vec::new(),
+            places: HashMap::new(),
+            images: HashMap::new(),
+            existing: [bucket.list(PACKS, None)?, bucket.list(IMAGES, None)?]
+                .concat()
+                .into_iter()
+                .collect(),
+            pace: Pace::new(bytes_per_second),
+        };
+        for image in images {
+            let object = ImageObject::read(bucket, &image.object, image.number, secrets)?;
+            uploads.know(&image.object, &object);
+        }
+        Ok(uploads)
+    }
+
+    /// Uploads an image of a store; it is not yet part of the run's state. `companions` become streams of it. `sent`
+    /// counts the uploaded bytes.
+    pub(crate) fn upload(
+        &mut self,
+        store: &Store,
+        id: ImageId,
+        companions: &[Companion],
+        sent: &ByteCounter,
+    ) -> Result<RemoteImage, RemoteError> {
+        let source = store.manifest(id)?;
+        let packs = PackFiles::new(store, source.packs.clone())
+            .map_err(|source| ReadError::Pack { image: id, source })?;
+        let mut order = source.first_uses();
+        order.retain(|(_, stored)| !self.places.contains_key(&stored.hash));
+        let chunks = CheckedChunks {
+            order,
+            source: &source,
+            packs: &packs,
+            is_sealed: store.is_encrypted(),
+        };
+        let companions = companion::open(&source, companions)?;
+        let first = self.packs.len();
+        let mut manifest = Manifest {
+            format: FORMAT,
+            ..source.clone()
+        };
+        self.send(
+            first,
+            |packer| {
+                chunks.read(|chunk| -> Result<(), RemoteError> {
+                    let (_, stored) = chunks.order[chunk.position];
+                    packer
+                        .add(stored.hash, stored.codec, &chunk.stored)
+                        .map(drop)
+                })?;
+                for file in &companions {
+                    packer.add_file(file, store.secrets(), &mut manifest)?;
+                }
+                Ok(())
+            },
+            sent,
+        )?;
+        let object = self.object(manifest);
+        let (name, content) = object
+            .encode(store.secrets())
+            .map_err(|reason| self.bucket.damaged("the image's object", reason))?;
+        if !self.existing.contains(&name) {
+            sent.add(content.len());
+            self.bucket.create(&name, content)?;
+        }
+        self.know(&name, &object);
+        Ok(RemoteImage {
+            object: name,
+            number: source.id.number(),
+            created_unix_ms: source.created_unix_ms,
+            raw_bytes: object.manifest.raw_bytes,
+        })
+    }
+
+    /// Removes everything that none of these images needs. Call it when no image is being uploaded.
+    pub(crate) fn remove_garbage(&mut self, images: &[RemoteImage]) -> Result<(), RemoteError> {
+        self.images
+            .retain(|object, _| images.iter().any(|image| image.object == *object));
+        let needed: HashSet<&String> = self
+            .images
+            .iter()
+            .flat_map(|(object, packs)| packs.iter().chain([object]))
+            .collect();
+        let garbage: Vec<String> = self
+            .existing
+            .iter()
+            .filter(|name| !needed.contains(name))
+            .cloned()
+            .collect();
+        let mut is_lost = vec![false; self.packs.len()];
+        for (number, (pack, _)) in self.packs.iter().enumerate() {
+            is_lost[number] = garbage.contains(pack);
+        }
+        // First forgotten, then removed: a chunk must not be looked for in a pack that may be gone.
+        self.places.retain(|_, place| !is_lost[place.pack as usize]);
+        for object in &garbage {
+            self.existing.remove(object);
+            self.bucket.remove(object)?;
+        }
+        Ok(())
+    }
+
+    /// Notes where an image's chunks are.
+    fn know(&mut self, name: &str, object: &ImageObject) {
+        let known = self.packs.iter().map(|(pack, _)| pack.clone());
+        let mut numbers: HashMap<String, u32> = known.zip(0..).collect();
+        let mut table = Vec::new();
+        for (pack, about) in object.packs.iter().zip(&object.manifest.packs) {
+            let number = *numbers.entry(pack.clone()).or_insert_with(|| {
+                self.packs.push((pack.clone(), about.len));
+                number_of(self.packs.len() - 1)
+            });
+            table.push(number);
+        }
+        for chunk in &object.manifest.chunks {
+            if let Content::Stored(stored) = chunk.content {
+                let pack = table[stored.pack as usize];
+                self.places
+                    .entry(stored.hash)
+                    .or_insert(Stored { pack, ..stored });
+            }
+        }
+        let needed = object.packs.iter().cloned().collect();
+        self.images.insert(name.to_owned(), needed);
+        self.existing.insert(name.to_owned());
+    }
+
+    /// Returns the image with the places of its chunks in the remote store.
+    fn object(&self, mut manifest: Manifest) -> ImageObject {
+        let mut numbers: HashMap<u32, u32> = HashMap::new();
+        let (mut names, mut packs) = (Vec::new(), Vec::new());
+        for chunk in &mut manifest.chunks {
+            let Content::Stored(stored) = chunk.content else {
+                continue;
+            };
+            let Some(place) = self.places.get(&stored.hash) else {
+                // No stream uses it.
+                chunk.content = Content::Zero;
+                continue;
+            };
+            let pack = *numbers.entry(place.pack).or_insert_with(|| {
+                let (name, len) = &self.packs[place.pack as usize];
+                let number = number_of(names.len());
+                names.push(name.clone());
+                packs.push(Pack {
+                    name: PackName {
+                        image: ImageId::FIRST,
+                        number,
+                    },
+                    len: *len,
+                });
+                number
+            });
+            chunk.content = Content::Stored(Stored { pack, ..*place });
+        }
+        manifest.packs = packs;
+        ImageObject {
+            packs: names,
+            manifest,
+        }
+    }
+
+    /// Packs the chunks that `fill` adds and uploads the packs, several at a time. The new places are known afterwards.
+    fn send(
+        &mut self,
+        first: usize,
+        fill: impl FnOnce(&mut Packer) -> Result<(), RemoteError>,
+        sent: &ByteCounter,
+    ) -> Result<(), RemoteError> {
+        let (sender, receiver) = sync_channel::<Complete>(1);
+        let receiver = Mutex::new(receiver);
+        let results = Mutex::new(Vec::new());
+        let is_failed = AtomicBool::new(false);
+        let this = &*self;
+        let work = || {
+            loop {
+                let next = locked(&receiver).recv();
+                let Ok(pack) = next else { return };
+                if is_failed.load(Ordering::Relaxed) {
+                    continue;
+                }
+                let put = this.put(pack.content, sent);
+                is_failed.fetch_or(put.is_err(), Ordering::Relaxed);
+                locked(&results).push((pack.number, put));
+            }
+        };
+        let (filled, places) = thread::scope(|scope| {
+            for _ in 0..UPLOADS {
+                Builder::new()
+                    .name("upload".to_owned())
+                    .spawn_scoped(scope, work)
+                    .map_err(RemoteError::Thread)?;
+            }
+            let mut packer = Packer {
+                first,
+                count: 0,
+                content: pack_beginning(),
+                places: Vec::new(),
+                known: &this.places,
+                sender,
+                is_failed: &is_failed,
+            };
+            let filled = fill(&mut packer).and_then(|()| packer.complete());
+            Ok::<_, RemoteError>((filled, packer.places))
+        })?;
+        let mut results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
+        results.sort_unstable_by_key(|(number, _)| *number);
+        let mut uploaded = Vec::new();
+        for (_, result) in results {
+            uploaded.push(result?);
+        }
+        filled?;
+        for (name, _) in &uploaded {
+            self.existing.insert(name.clone());
+        }
+        self.packs.extend(uploaded);
+        self.places.extend(places);
+        Ok(())
+    }
+
+    /// Uploads a pack; returns its name and length.
+    fn put(&self, content: Vec<u8>, sent: &ByteCounter) -> Result<(String, u64), RemoteError> {
+        let name = pack_name(self.tenure, &content);
+        let len = content.len();
+        if !self.existing.contains(&name) {
+            self.pace.wait(len);
+            self.bucket.create(&name, Bytes::from(content))?;
+            sent.add(len);
+        }
+        Ok((name, len as u64))
+    }
+}
+
+/// A complete pack to be uploaded.
+struct Complete {
+    number: usize,
+    content: Vec<u8>,
+}
+
+/// Packs under construction.
+struct Packer<'a> {
+    /// Number of the first of these packs in [`Uploads::packs`].
+    first: usize,
+    count: usize,
+    content: Vec<u8>,
+    places: Vec<(Hash, Stored)>,
+    /// Chunks that the remote store has.
+    known: &'a HashMap<Hash, Stored>,
+    sender: SyncSender<Complete>,
+    is_failed: &'a AtomicBool,
+}
+
+impl Packer<'_> {
+    fn add(&mut self, hash: Hash, codec: Codec, bytes: &[u8]) -> Result<Stored, RemoteError> {
+        if self.content.len() + bytes.len() > PACK_BYTES {
+            self.complete()?;
+        }
+        let stored = Stored {
+            hash,
+            pack: number_of(self.first + self.count),
+            offset: self.content.len() as u64,
+            len: number_of(bytes.len()),
+            codec,
+            check: Some(xxh3_64(bytes)),
+        };
+        self.places.push((hash, stored));
+        self.content.extend_from_slice(bytes);
+        Ok(stored)
+    }
+
+    /// Adds a file as a stream of the image.
+    fn add_file(
+        &mut self,
+        file: &companion::Opened,
+        secrets: Option<&Secrets>,
+        manifest: &mut Manifest,
+    ) -> Result<(), RemoteError> {
+        let mut indices = Vec::new();
+        let mut sealed = Vec::new();
+        file.chunks(|raw, codec, encoded| -> Result<(), RemoteError> {
+            let hash = secrets.map_or_else(|| chunk::hash(raw), |secrets| secrets.name(raw));
+            let stored = match secrets {
+                None => encoded,
+                Some(secrets) => {
+                    sealed.resize(encoded.len() + OVERHEAD_BYTES, 0);
+                    let result = secrets.chunks.seal(&hash, encoded, &mut sealed);
+                    result.map_err(RemoteError::Seal)?;
+                    &sealed
+                }
+            };
+            let place = match self.known.get(&hash) {
+                Some(known) => *known,
+                None => self.add(hash, codec, stored)?,
+            };
+            indices.push(number_of(manifest.chunks.len()));
+            manifest.chunks.push(Chunk {
+                raw_len: number_of(raw.len()),
+                content: Content::Stored(place),
+            });
+            Ok(())
+        })?;
+        manifest.raw_bytes = manifest.raw_bytes.saturating_add(file.len);
+        manifest.streams.push(Stream {
+            name: file.stream.clone(),
+            raw_len: file.len,
+            chunks: indices,
+        });
+        Ok(())
+    }
+
+    /// Hands the pack over to the uploads, unless it is empty or one of them has failed.
+    fn complete(&mut self) -> Result<(), RemoteError> {
+        let is_empty = self.content.len() == HEADER_LEN;
+        if is_empty || self.is_failed.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let content = std::mem::replace(&mut self.content, pack_beginning());
+        // Fails only if all threads have panicked; then their panic is raised at the end of their scope.
+        let number = self.count;
+        let _ = self.sender.send(Complete { number, content });
+        self.count += 1;
+        Ok(())
+    }
+}
+
+/// Limit on the speed of the uploads.
+struct Pace {
+    bytes_per_second: Option<u64>,
+    /// Time at which the next upload may begin.
+    next: Mutex<Instant>,
+}
+
+impl Pace {
+    fn new(bytes_per_second: Option<u64>) -> Self {
+        Self {
+            bytes_per_second,
+            next: Mutex::new(clock::now()),
+        }
+    }
+
+    /// Waits until `len` bytes may be sent.
+    fn wait(&self, len: usize) {
+        let Some(rate) = self.bytes_per_second else {
+            return;
+        };
+        let takes = Duration::from_secs_f64(len as f64 / rate.max(1) as f64);
+        let begin = {
+            let mut next = locked(&self.next);
+            let begin = (*next).max(clock::now());
+            *next = begin + takes;
+            begin
+        };
+        thread::sleep(begin.saturating_duration_since(clock::now()));
+    }
+}
+
+/// Converts a number that is limited by the format of manifests.
+fn number_of(count: usize) -> u32 {
+    u32::try_from(count).unwrap_or(u32::MAX)
+}
