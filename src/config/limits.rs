@@ -107,7 +107,7 @@ pub(super) fn check(config: &Config) -> Result<(), Invalid> {
     if let Some(bandwidth) = config.remote.bandwidth {
         size(bandwidth, &BANDWIDTH)?;
     }
-    within(config.remote.keep_last, &KEEP_LAST, u32::to_string)?;
+    within(config.remote.keep, &KEEP_LAST, u32::to_string)?;
     for (bytes, range) in [
         (snapshot.min_free, &MIN_FREE),
         (config.restore.buffer, &RESTORE_BUFFER),

@@ -271,7 +271,7 @@ pub struct Remote {
     pub url: Option<String>,
     /// Number of images to keep there.
     #[serde(deserialize_with = "number")]
-    pub keep_last: u32,
+    pub keep: u32,
     /// Limit on uploads, in bytes per second.
     #[serde(deserialize_with = "size_limit")]
     pub bandwidth: Option<u64>,

@@ -103,6 +103,7 @@ impl Scene {
             included: &Patterns::default(),
             excluded: &Patterns::default(),
             on_lost,
+            is_elsewhere: false,
         };
         Rollback::plan(&self.set, record.since(IMAGE), place)
     }

@@ -30,7 +30,7 @@ pub(crate) struct RemoteTerms {
     /// Duration of the lease.
     pub lease: Duration,
     /// Number of images to keep in the remote store.
-    pub keep_last: usize,
+    pub keep: usize,
     /// Limit on the speed of uploads.
     pub bytes_per_second: Option<u64>,
     /// Take the lease at once, even if its holder may still run the job.
@@ -154,7 +154,7 @@ impl RemoteRun {
         let uploader = Uploader::start(
             store.clone(),
             Arc::clone(&self.lease),
-            self.terms.keep_last,
+            self.terms.keep,
             Box::new(begin),
             companions,
             Box::new(uploaded),
@@ -189,6 +189,7 @@ impl RemoteRun {
             .uploaded
             .or(locked(&self.record).images.keys().last().copied());
         UploadProgress {
+            url: self.bucket.url().to_owned(),
             uploaded,
             ..progress
         }

@@ -130,11 +130,6 @@ impl Lease {
         Ok(())
     }
 
-    /// Returns the number of the lease.
-    pub(crate) fn epoch(&self) -> u64 {
-        self.shared.epoch
-    }
-
     /// Returns the present state.
     pub(crate) fn state(&self) -> State {
         locked(&self.shared.entry).state.clone()

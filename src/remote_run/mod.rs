@@ -11,6 +11,8 @@
 mod begin_remote;
 mod lease;
 mod lease_keeper;
+#[cfg(test)]
+mod lease_model;
 mod local_record;
 mod state;
 mod state_log;

@@ -5,6 +5,8 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread::Builder;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use super::lease_keeper::Lease;
 use super::state::Change;
 use crate::clock;
@@ -28,8 +30,11 @@ pub(crate) type Uploaded = Box<dyn Fn(ImageId, &RemoteImage) + Send>;
 pub(crate) type Begin = Box<dyn Fn() -> Result<Uploads, RemoteError> + Send>;
 
 /// What the uploads of a run have reached.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct UploadProgress {
+    /// Address of the remote store.
+    pub url: String,
     /// Newest image that is complete in the remote store.
     pub uploaded: Option<ImageId>,
     /// Newest image that is to be uploaded, or is being uploaded.
@@ -48,7 +53,7 @@ pub(crate) struct Uploader {
 struct Shared {
     store: Store,
     lease: Arc<Lease>,
-    keep_last: usize,
+    keep: usize,
     state: Mutex<State>,
     changed: Condvar,
     sent: ByteCounter,
@@ -65,7 +70,7 @@ impl Uploader {
     pub(crate) fn start(
         store: Store,
         lease: Arc<Lease>,
-        keep_last: usize,
+        keep: usize,
         begin: Begin,
         companions: CompanionsOf,
         uploaded: Uploaded,
@@ -73,7 +78,7 @@ impl Uploader {
         let shared = Arc::new(Shared {
             store,
             lease,
-            keep_last: keep_last.max(1),
+            keep: keep.max(1),
             state: Mutex::default(),
             changed: Condvar::new(),
             sent: ByteCounter::default(),
@@ -216,7 +221,7 @@ impl Shared {
 
     fn forget_old(&self, uploads: &mut Uploads) -> Result<(), RemoteError> {
         let images = self.lease.state().images;
-        let excess = images.len().saturating_sub(self.keep_last);
+        let excess = images.len().saturating_sub(self.keep);
         if excess > 0 {
             let old = images[..excess].iter().map(|image| image.object.clone());
             self.lease.change(&Change::Forget(old.collect()))?;

@@ -30,6 +30,7 @@ use super::observers::run_status::Status;
 use super::policy::schedule::Moment;
 use crate::clock;
 use crate::job::Key;
+use crate::remote_run::RemoteRun;
 use crate::restore::companions_elsewhere;
 use crate::run::exit_code::LEASE_LOST;
 use crate::run::format::chain;
@@ -303,6 +304,7 @@ impl Supervisor {
         let job = self.effects.job().filter(|_| self.machine.is_running());
         Status {
             job_pid: job.and_then(|job| host_pid(&job.sandbox, job.pids)),
+            remote: self.context.remote.as_ref().map(RemoteRun::progress),
             ..self.observers.status(now, self.machine.status(now))
         }
     }

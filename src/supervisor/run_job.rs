@@ -162,7 +162,7 @@ fn remote_terms(config: &Config, take_over: bool, fresh: bool) -> Option<RemoteT
     Some(RemoteTerms {
         url: remote.url.clone()?,
         lease: remote.lease,
-        keep_last: remote.keep_last as usize,
+        keep: remote.keep as usize,
         bytes_per_second: remote.bandwidth,
         take_over,
         fresh,

@@ -167,10 +167,26 @@ fn lines(status: &Status) -> impl Iterator<Item = (&'static str, String)> {
         ("at risk", at_risk(status)),
         ("restarts", restarts(status)),
         ("store", store(status)),
+        ("remote", remote(status)),
         ("so far", so_far(status)),
     ];
     rows.into_iter()
         .filter_map(|(name, value)| Some((name, value?)))
+}
+
+/// Returns the newest image in the remote store, and what is missing there.
+fn remote(status: &Status) -> Option<String> {
+    let remote = status.remote.as_ref()?;
+    let uploaded = remote.uploaded.map_or_else(
+        || format!("no image in {}", remote.url),
+        |image| format!("{image} in {}", remote.url),
+    );
+    let waiting = remote
+        .waiting
+        .map_or_else(String::new, |image| format!(", {image} is to follow"));
+    let failure = remote.failure.as_ref();
+    let failure = failure.map_or_else(String::new, |reason| format!("; {}", print::plain(reason)));
+    Some(format!("{uploaded}{waiting}{failure}"))
 }
 
 fn pids(status: &Status) -> Option<String> {

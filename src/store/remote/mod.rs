@@ -12,4 +12,6 @@ pub(crate) mod bucket;
 pub(crate) mod download;
 pub(crate) mod image_object;
 pub(crate) mod remote_error;
+#[cfg(test)]
+mod tests;
 pub(crate) mod upload;

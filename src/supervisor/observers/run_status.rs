@@ -10,6 +10,7 @@ use super::run_phase::State;
 use crate::clock;
 use crate::history::{self, Account, Freeze, Summary};
 use crate::path_text;
+use crate::remote_run::UploadProgress;
 use crate::run::machine;
 use crate::run::progress::WorkProgress;
 use crate::run::run_state::{Progress, RunState, RunStateError};
@@ -73,6 +74,8 @@ pub struct Status {
     pub usage: Option<Usage>,
     /// Free bytes of its disk.
     pub free_bytes: Option<u64>,
+    /// Uploads to the remote store; null without one.
+    pub remote: Option<UploadProgress>,
     /// Progress of the snapshot or restore under way.
     pub progress: Option<WorkProgress>,
     /// Summary of the run so far.

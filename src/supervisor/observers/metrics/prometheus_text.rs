@@ -46,6 +46,9 @@ fn help(name: &str) -> &'static str {
         "store_images" => "Images in the store.",
         "store_bytes" => "Disk space that images and their data use.",
         "store_free_bytes" => "Free disk space of the store's file system.",
+        "remote_sent_bytes_total" => "Bytes that this supervisor has uploaded.",
+        "remote_behind" => "1 while an image waits for its upload, or is being uploaded.",
+        "remote_failing" => "1 if the latest upload has failed.",
         _ => unreachable!("{name} has no help text"),
     }
 }
@@ -71,6 +74,15 @@ pub(crate) fn of(status: &Status) -> String {
     page.add("store_images", usage.map(|usage| usage.images));
     page.add("store_bytes", usage.map(|usage| usage.bytes));
     page.add("store_free_bytes", status.free_bytes);
+    let remote = status.remote.as_ref();
+    page.add(
+        "remote_sent_bytes_total",
+        remote.map(|remote| remote.sent_bytes),
+    );
+    let behind = remote.map(|remote| u8::from(remote.waiting.is_some()));
+    page.add("remote_behind", behind);
+    let failing = remote.map(|remote| u8::from(remote.failure.is_some()));
+    page.add("remote_failing", failing);
     page.text
 }
 

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::exporter::TextFile;
 use super::prometheus_text;
 use crate::history::{Freeze, Summary};
+use crate::remote_run::UploadProgress;
 use crate::store::Usage;
 use crate::supervisor::observers::run_phase::State;
 use crate::supervisor::observers::run_status::Status;
@@ -48,6 +49,7 @@ fn status() -> Status {
             bytes: 4096,
         }),
         free_bytes: Some(1 << 40),
+        remote: Some(UploadProgress::default()),
         exit_code: Some(0),
         summary: Summary {
             snapshots: 3,
