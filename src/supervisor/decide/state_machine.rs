@@ -107,10 +107,7 @@ impl Machine {
             Event::Begin(beginning) => self.begin(beginning),
             Event::Signal(signal) => self.signal(signal),
             Event::Interrupted => self.job_interrupted(),
-            Event::LeaseLost(holder) => {
-                self.act(Action::Kill);
-                self.fail(RunError::LeaseLost { holder });
-            }
+            Event::LeaseLost(holder) => self.lease_lost(holder),
             Event::SnapshotRequest(Afterwards::Stop, reply) => self.stop_requested(reply),
             Event::SnapshotRequest(afterwards, reply) => {
                 self.want(Trigger::Request, afterwards, Some(reply));

@@ -10,6 +10,7 @@ use crate::run::format::chain;
 use crate::run::image_facts::Trigger;
 use crate::run::run_state::Progress;
 use crate::snapshot::take_snapshot::Afterwards;
+use crate::supervisor::error::RunError;
 use crate::supervisor::notice::Notice;
 use crate::supervisor::policy::restart::Stopping;
 
@@ -39,6 +40,15 @@ impl Machine {
             self.act(Action::HurryHook(limit));
         }
         self.save_and_stop();
+    }
+
+    /// Ends the run at once: another machine may run the job from now on.
+    pub(super) fn lease_lost(&mut self, holder: Option<String>) {
+        match self.stage {
+            Stage::Starting | Stage::Running(_) | Stage::Restoring(_) => self.act(Action::Kill),
+            Stage::Idle | Stage::Ending(_) | Stage::Waiting { .. } | Stage::Over => {}
+        }
+        self.fail(RunError::LeaseLost { holder });
     }
 
     /// Takes one more snapshot, then ends the run.

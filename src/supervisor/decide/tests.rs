@@ -24,6 +24,7 @@ enum Step {
     Pass(Duration),
     Signal(Signal),
     Interrupt,
+    LoseLease,
     Request(Afterwards),
     Unpause,
     ExitJob(i32),
@@ -70,6 +71,7 @@ fn step(random: u32) -> Step {
         56 => Step::KillSandbox,
         57..59 => Step::Suspect(Duration::from_secs(u64::from(choice) % 3)),
         59 => Step::LateDiagnosis,
+        60 if choice.is_multiple_of(5) => Step::LoseLease,
         60 => Step::Forget,
         61 => Step::Store(!choice.is_multiple_of(5)),
         62 => match choice % 4 {
@@ -113,6 +115,7 @@ fn take(world: &mut World, step: &Step) {
         Step::Pass(time) => world.pass(*time),
         Step::Signal(signal) => world.signal(*signal),
         Step::Interrupt => world.interrupt(),
+        Step::LoseLease => world.lose_lease(),
         Step::Request(afterwards) => world.request_snapshot(*afterwards),
         Step::Unpause => world.request_unpause(),
         Step::ExitJob(code) => world.exit_job(*code),

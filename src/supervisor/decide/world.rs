@@ -101,6 +101,7 @@ pub(super) struct World {
     pub(super) unpause_clients: Vec<oneshot::Receiver<Result<(), StillPaused>>>,
     /// Time at which the run must be over, once SIGTERM arrived.
     pub(super) deadline: Option<Moment>,
+    pub has_lost_lease: bool,
     pub over: bool,
     /// True if the run ended with an error.
     failed: bool,
@@ -186,6 +187,7 @@ impl World {
             snapshot_clients: Vec::new(),
             unpause_clients: Vec::new(),
             deadline: None,
+            has_lost_lease: false,
             over: false,
             failed: false,
             restarts: 0,
@@ -315,8 +317,9 @@ impl World {
             }
             Action::FindRoom(_) => return Some(Event::Room(self.lacking())),
             Action::Kill => {
-                assert_ne!(self.life, Life::Gone, "a kill of nothing");
-                self.life = Life::Killed;
+                let is_needed = self.life != Life::Gone;
+                assert!(is_needed || self.has_lost_lease, "a kill of nothing");
+                self.life = if is_needed { Life::Killed } else { Life::Gone };
                 self.works.remove(&Work::Start);
             }
             Action::Drain => {

@@ -52,6 +52,14 @@ impl World {
         self.happens(Event::Interrupted);
     }
 
+    pub fn lose_lease(&mut self) {
+        self.has_lost_lease = true;
+        self.happens(Event::LeaseLost(None));
+        assert!(self.over, "the run does not end");
+        let is_dead = !matches!(self.life, Life::Alive | Life::Coming);
+        assert!(is_dead, "the job runs without the lease: {:?}", self.life);
+    }
+
     pub fn request_snapshot(&mut self, afterwards: Afterwards) {
         let (reply, client) = oneshot::channel();
         self.snapshot_clients.push(client);
