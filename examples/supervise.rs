@@ -49,6 +49,7 @@ fn options(store: PathBuf, line: Vec<OsString>) -> Result<RunOptions, ConfigErro
         config,
         what: What::Command { line, fresh: false },
         gpu_map: GpuMap::default(),
+        take_over: false,
     })
 }
 

@@ -4,7 +4,31 @@
 //! All output for people passes through this module where it is written, so no message can omit the escaping.
 
 use std::borrow::Cow;
+use std::error::Error;
 use std::fmt::Write;
+
+use bytesize::ByteSize;
+
+/// Returns an error with its causes, on one line.
+#[must_use]
+pub fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(next) = cause {
+        let more = next.to_string();
+        if !text.ends_with(&more) {
+            text = format!("{text}: {more}");
+        }
+        cause = next.source();
+    }
+    text
+}
+
+/// Formats a number of bytes, as in `1.5 GiB`.
+#[must_use]
+pub fn size(bytes: u64) -> String {
+    ByteSize::b(bytes).display().iec().to_string()
+}
 
 /// Terminal control characters to keep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

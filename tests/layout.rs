@@ -12,7 +12,7 @@ use syn::{ItemMod, ItemUse, UseTree};
 
 /// Top-level modules from top to bottom. A module uses modules of lower floors only; modules of one floor do not use
 /// each other.
-const FLOORS: [&[&str]; 12] = [
+const FLOORS: [&[&str]; 13] = [
     &["main", "lib"],
     &["fuzzing"],
     &["cli"],
@@ -21,6 +21,7 @@ const FLOORS: [&[&str]; 12] = [
     &["doctor", "restore", "snapshot"],
     &["gpu"],
     &["run"],
+    &["remote_run"],
     &[
         "agent_client",
         "config",

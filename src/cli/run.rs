@@ -33,7 +33,7 @@ struct Supervision {
     /// Number of newest images to keep
     #[arg(long, value_name = "N")]
     keep_last: Option<String>,
-    /// Folder in object storage for copies of the images: "s3://BUCKET/FOLDER"
+    /// Folder in object storage for copies of the images, such as `s3://BUCKET/FOLDER`
     #[arg(long, value_name = "URL")]
     remote: Option<String>,
     /// Do not wait for another machine that holds the lease of the remote run: it must not run the job any more

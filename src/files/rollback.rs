@@ -13,7 +13,7 @@ use super::folder_scan::{Scan, folders_of, is_special};
 use super::held::Held;
 use super::lost::{Lost, OnLost, RollbackError, Why};
 use super::patterns::Patterns;
-use super::record::Since;
+use super::record::{Since, Touch};
 
 /// Steps that make the job's files equal to a set.
 #[derive(Debug, Default)]
@@ -118,8 +118,13 @@ impl Rollback {
         for (path, file) in set.files.iter().filter(|(path, file)| concerns(path, file)) {
             plan.compare(path, file, comparison);
         }
-        let new = since
-            .touched()
+        let touched: Vec<(&Path, Touch)> = if place.is_elsewhere {
+            since.ever_touched().collect()
+        } else {
+            since.touched().collect()
+        };
+        let new = touched
+            .into_iter()
             .filter(|(path, _)| !set.files.contains_key(*path) && !place.excluded.matches(path));
         for (path, touch) in new {
             let found = path.symlink_metadata().ok();
@@ -182,6 +187,9 @@ impl Rollback {
             return;
         }
         if comparison.place.is_elsewhere {
+            if now.is_some_and(|now| now.owner.0 != then.owner.0) {
+                return self.lose(path, Why::Owner);
+            }
             return self.decide_content(path, then, false, comparison);
         }
         let is_there = !then.is_mapped && now.as_ref().is_some_and(|it| then.has_same_content(it));

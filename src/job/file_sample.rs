@@ -34,6 +34,13 @@ pub(in crate::job) fn sample(file: &File, size: u64) -> io::Result<u64> {
     sample_by(size, |bytes, at| file.read_exact_at(bytes, at))
 }
 
+impl OpenFile {
+    /// Returns true if an append-only file begins with the bytes that it had at the snapshot, as far as a sample shows.
+    pub(crate) fn has_same_bytes(&self, file: &File) -> bool {
+        self.size == 0 || self.sample.is_some() && sample(file, self.size).ok() == self.sample
+    }
+}
+
 /// Same as [`sample`], for the job's file at a path.
 pub(in crate::job) fn sample_at(path: &Path, size: u64) -> io::Result<u64> {
     let file = Spot::of(path)?.open(File::options().read(true), 0)?;

@@ -34,7 +34,7 @@ const MESSAGES: &str = "--messages";
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 /// Settings of every trial: snapshots are taken only on request, and nothing outside of the trial's folder is written
 /// to. No hook may notify other programs, and the rehearsal itself watches for a time without output.
-const TRIAL: [(&str, &str); 22] = [
+const TRIAL: [(&str, &str); 23] = [
     ("tty", "false"),
     ("snapshot.interval", "never"),
     ("snapshot.grace", "0s"),
@@ -55,6 +55,7 @@ const TRIAL: [(&str, &str); 22] = [
     ("hooks.on_hang", ""),
     ("log.level", "warn"),
     ("log.events", ""),
+    ("remote.url", ""),
     ("metrics.textfile", ""),
     ("metrics.listen", ""),
     ("metrics.allow_remote", "false"),

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use super::lease_keeper::{Lease, OnLoss, Terms};
 use super::local_record::LocalRecord;
-use super::state::{Holder, State};
+use super::shared_state::{Holder, State};
 use super::uploader::{CompanionsOf, UploadProgress, Uploader};
 use crate::clock;
-use crate::run::format::{chain, size};
+use crate::printable::{chain, size};
 use crate::store::RemoteError;
 use crate::store::RemoteImage;
 use crate::store::remote::bucket::Bucket;
@@ -51,8 +51,8 @@ pub(crate) enum Begun {
     Downloading(ImageId),
     /// The beginning: another machine has begun the run and has no image.
     Start,
-    /// The job has ended on another machine, with this exit code.
-    Finished(u8),
+    /// Nowhere: the job has ended by itself, with exit code 0.
+    Finished,
 }
 
 /// Run in a remote store, whose lease this process holds.
@@ -82,6 +82,7 @@ impl RemoteRun {
     ) -> Result<(Self, Begun), RemoteError> {
         let bucket = Bucket::open(&terms.url, DATA_LIMIT)?;
         let states = Bucket::open(&terms.url, terms.lease / STATE_LIMIT)?;
+        states.check_create_only()?;
         let record = LocalRecord::load(store)?;
         let host = nix::unistd::gethostname().unwrap_or_default();
         let holder = Holder {
@@ -92,6 +93,7 @@ impl RemoteRun {
             holder,
             ttl: terms.lease,
             take_over: terms.take_over,
+            fresh: terms.fresh,
         };
         let (lease, before) = Lease::acquire(&states, &lease_terms, |holder, left| {
             tracing::info!(
@@ -103,7 +105,7 @@ impl RemoteRun {
             );
         })?;
         let mut record = record;
-        let images = before.as_ref().map_or(&[][..], |state| &state.images);
+        let images = lease.state().images;
         record
             .images
             .retain(|_, object| images.iter().any(|image| image.object == *object));
@@ -120,8 +122,8 @@ impl RemoteRun {
             uploader: Mutex::new(None),
             obeyed: Default::default(),
         };
-        if matches!(begun, Begun::Finished(_)) {
-            run.end(begun.finished());
+        if begun == Begun::Finished {
+            run.end(true);
         }
         Ok((run, begun))
     }
@@ -228,24 +230,15 @@ impl RemoteRun {
         true
     }
 
-    /// Ends the lease, so that no other machine needs to wait. `finished` is the exit code of a job that has ended by
-    /// itself.
-    pub(crate) fn end(&self, finished: Option<u8>) {
+    /// Ends the lease, so that no other machine needs to wait. `finished` is true if the job has ended by itself, with
+    /// exit code 0.
+    pub(crate) fn end(&self, finished: bool) {
         *locked(&self.uploader) = None;
         if let Err(error) = self.lease.release(finished) {
             tracing::warn!(
                 "the lease of the remote store was not released, another machine waits until it has expired: {}",
                 chain(&error)
             );
-        }
-    }
-}
-
-impl Begun {
-    fn finished(self) -> Option<u8> {
-        match self {
-            Self::Finished(code) => Some(code),
-            Self::Local | Self::From(_) | Self::Downloading(_) | Self::Start => None,
         }
     }
 }
@@ -258,8 +251,8 @@ fn continued(
     store: &Store,
     lock: &StoreLock,
 ) -> Result<Begun, RemoteError> {
-    if let Some(code) = state.finished {
-        return Ok(Begun::Finished(code));
+    if state.finished {
+        return Ok(Begun::Finished);
     }
     let is_ours = state.holder.store == record.identity;
     let Some(newest) = state.images.last() else {

@@ -43,7 +43,7 @@ impl Held {
 
     /// Returns the time at which the job must not run any longer.
     pub(crate) fn deadline(&self) -> Time {
-        self.renewed + self.ttl - self.ttl / GUARD
+        self.renewed + self.ttl / GUARD * (GUARD - 1)
     }
 
     pub(crate) fn is_valid(&self, now: Time) -> bool {

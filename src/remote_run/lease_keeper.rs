@@ -9,7 +9,7 @@ use nix::sys::time::TimeSpec;
 use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
 
 use super::lease::{Held, Time, Watched};
-use super::state::{Change, Holder, State};
+use super::shared_state::{Change, Holder, State};
 use super::state_log::{Entry, StateLog};
 use crate::clock;
 use crate::store::RemoteError;
@@ -28,6 +28,8 @@ pub(crate) struct Terms {
     pub(crate) ttl: Duration,
     /// Take the lease at once, even if its holder may still run the job.
     pub(crate) take_over: bool,
+    /// Begin the run anew, without its images.
+    pub(crate) fresh: bool,
 }
 
 /// Lease that this process holds. Dropped, it is not renewed any more.
@@ -83,7 +85,10 @@ impl Lease {
                 }
             }
             let next = match &before {
-                Some(entry) => entry.state.taken_by(terms.holder.clone(), ttl_ms),
+                Some(entry) => {
+                    let taken = entry.state.taken_by(terms.holder.clone(), ttl_ms);
+                    if terms.fresh { taken.anew() } else { taken }
+                }
                 None => State::first(terms.holder.clone(), ttl_ms),
             };
             let begun = clock::since_boot();
@@ -144,7 +149,7 @@ impl Lease {
     }
 
     /// Ends the lease: others need not wait.
-    pub(crate) fn release(&self, finished: Option<u8>) -> Result<(), RemoteError> {
+    pub(crate) fn release(&self, finished: bool) -> Result<(), RemoteError> {
         self.shared.stop();
         self.shared.change(&Change::Release { finished })
     }
@@ -210,7 +215,7 @@ impl Shared {
                         tracing::warn!(
                             "cannot renew the lease of the remote store, the job is stopped in {} s if this lasts: {}",
                             left.as_secs(),
-                            crate::run::format::chain(&error)
+                            crate::printable::chain(&error)
                         );
                     }
                     wait = RETRY;

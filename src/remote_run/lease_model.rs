@@ -1,12 +1,12 @@
 //! A model of several supervisors with one run: drifting clocks, slow and lost replies, suspended machines. It uses the
-//! rules of `lease` and `state`, and checks that never two of them run the job, and that no committed image is lost.
+//! rules of `lease` and `shared_state`, and checks that never two of them run the job, and that no committed image is lost.
 
 use std::time::Duration;
 
 use proptest::prelude::*;
 
 use super::lease::{Held, Watched};
-use super::state::{Change, Holder, State};
+use super::shared_state::{Change, Holder, State};
 use crate::store::RemoteImage;
 
 const TTL: Duration = Duration::from_secs(10);

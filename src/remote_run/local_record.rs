@@ -5,6 +5,7 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
 
 use serde::{Deserialize, Serialize};
 
@@ -33,18 +34,21 @@ pub(super) struct LocalRecord {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Folder {
     machine: String,
-    device: u64,
     inode: u64,
+    born_ns: u128,
 }
 
 impl Folder {
     fn of(store: &Path) -> io::Result<Self> {
         let metadata = fs::metadata(store)?;
+        let born = metadata.created().ok();
+        let born = born.and_then(|born| born.duration_since(UNIX_EPOCH).ok());
         let machine = fs::read_to_string("/etc/machine-id").unwrap_or_default();
         Ok(Self {
             machine: machine.trim().to_owned(),
-            device: metadata.dev(),
             inode: metadata.ino(),
+            // 0 where the file system does not know it. Device numbers change at a boot.
+            born_ns: born.map_or(0, |since| since.as_nanos()),
         })
     }
 }
@@ -87,7 +91,7 @@ impl LocalRecord {
             reason,
         };
         let text = serde_json::to_vec_pretty(self).map_err(|error| failed(error.to_string()))?;
-        durable::write(&path, &text).map_err(|error| failed(crate::run::format::chain(&error)))
+        durable::write(&path, &text).map_err(|error| failed(crate::printable::chain(&error)))
     }
 }
 

@@ -14,7 +14,7 @@ mod lease_keeper;
 #[cfg(test)]
 mod lease_model;
 mod local_record;
-mod state;
+mod shared_state;
 mod state_log;
 mod uploader;
 

@@ -12,7 +12,7 @@
 
 use bytes::Bytes;
 
-use super::state::{FORMAT, State};
+use super::shared_state::{FORMAT, State};
 use crate::clock;
 use crate::store::RemoteError;
 use crate::store::remote::bucket::{Bucket, Created};
@@ -28,6 +28,12 @@ const KEPT: u64 = 64;
 pub(crate) struct Entry {
     pub(crate) serial: u64,
     pub(crate) state: State,
+}
+
+/// Part of an entry that every format has.
+#[derive(serde::Deserialize)]
+struct Versioned {
+    format: u32,
 }
 
 /// Log of a run.
@@ -87,10 +93,6 @@ impl StateLog {
         let Some(content) = self.bucket.get(&object)? else {
             return Ok(None);
         };
-        #[derive(serde::Deserialize)]
-        struct Versioned {
-            format: u32,
-        }
         let versioned: Versioned = serde_json::from_slice(&content)
             .map_err(|error| self.bucket.damaged(&object, error))?;
         if versioned.format > FORMAT {

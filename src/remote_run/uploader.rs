@@ -8,9 +8,9 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::lease_keeper::Lease;
-use super::state::Change;
+use super::shared_state::Change;
 use crate::clock;
-use crate::run::format::chain;
+use crate::printable::chain;
 use crate::store::RemoteError;
 use crate::store::RemoteImage;
 use crate::store::remote::upload::Uploads;
@@ -203,7 +203,7 @@ impl Shared {
         self.done(id);
         tracing::info!(
             image = %id,
-            sent = %crate::run::format::size(self.sent.bytes() - before),
+            sent = %crate::printable::size(self.sent.bytes() - before),
             seconds = begun.elapsed().as_secs_f64(),
             "the image is in the remote store"
         );

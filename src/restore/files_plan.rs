@@ -9,7 +9,7 @@ use super::bundled_files::companions;
 use super::error::RestoreError;
 use crate::files::{Content, KeptFiles, Kind, Lost, Rollback, Sources};
 use crate::job::OpenFile;
-use crate::run::image_facts::KEPT_LIST;
+use crate::run::image_facts::{ImageFacts, KEPT_LIST};
 use crate::run::run_context::RunContext;
 use crate::store::{Companion, ImageId, ImageReader};
 
@@ -28,6 +28,12 @@ pub(super) struct Kept {
     has_come: bool,
 }
 
+/// Returns true if an image came from another machine.
+pub(super) fn has_come(context: &RunContext, id: ImageId) -> bool {
+    let remote = context.remote.as_ref();
+    remote.is_some_and(|remote| remote.has_come(id))
+}
+
 /// Returns the name of the stream of an uploaded image with the content of a file that the image itself has not: of one
 /// that the job appends to, or that the store holds. `number` is the file's position in the list.
 fn rest_stream(number: usize) -> String {
@@ -39,12 +45,15 @@ fn rest_stream(number: usize) -> String {
 pub(crate) fn companions_elsewhere(context: &RunContext, id: ImageId) -> Vec<Companion> {
     let manifest = context.store.manifest(id).ok();
     let facts = manifest.and_then(|manifest| serde_json::from_slice(&manifest.meta).ok());
-    let mut parts = facts.map_or_else(Vec::new, |facts| companions(&context.store, &facts));
-    parts.extend(rest_of_files(context, id));
+    let Some(facts): Option<ImageFacts> = facts else {
+        return Vec::new();
+    };
+    let mut parts = companions(&context.store, &facts);
+    parts.extend(rest_of_files(context, id, &facts.files));
     parts
 }
 
-fn rest_of_files(context: &RunContext, id: ImageId) -> Vec<Companion> {
+fn rest_of_files(context: &RunContext, id: ImageId, open: &[OpenFile]) -> Vec<Companion> {
     let list = context.store.read(id).and_then(|image| {
         if image.contains(KEPT_LIST) {
             image.read_to_vec(KEPT_LIST, LIST_BYTES_MAX)
@@ -64,7 +73,12 @@ fn rest_of_files(context: &RunContext, id: ImageId) -> Vec<Companion> {
                 return None;
             };
             let (path, opened) = match content {
-                Content::Appended => (path.clone(), file.open_same(path).ok()?),
+                Content::Appended => {
+                    let opened = file.open_same(path).ok()?;
+                    let known = open.iter().find(|open| open.path == *path)?;
+                    known.has_same_bytes(&opened).then_some(())?;
+                    (path.clone(), opened)
+                }
                 Content::Held { name, .. } => {
                     let held = context.files.held();
                     held.has(name, *size, file.modified_ns).then_some(())?;
@@ -102,8 +116,7 @@ impl Kept {
             }
         }
         let id = image.manifest().id;
-        let remote = context.remote.as_ref();
-        let has_come = remote.is_some_and(|remote| remote.has_come(id));
+        let has_come = has_come(context, id);
         let rollback = context.files.plan(id.number(), &set, has_come)?;
         Ok(Some(Self {
             id,

@@ -20,7 +20,7 @@ use nix::unistd::geteuid;
 use super::bundled_files;
 use super::criu_restore::{run_criu, tcp};
 use super::error::RestoreError;
-use super::files_plan::Kept;
+use super::files_plan::{Kept, has_come};
 use super::gpu_resume::{self, Coming};
 use crate::clock;
 use crate::config;
@@ -60,8 +60,12 @@ pub(crate) fn examine(
 ) -> Result<Candidate, RestoreError> {
     let buffer = context.config.restore.buffer;
     let image = context.store.read(id)?.with_buffer(buffer);
-    let facts: ImageFacts =
+    let mut facts: ImageFacts =
         serde_json::from_slice(&image.manifest().meta).map_err(RestoreError::Facts)?;
+    if has_come(context, id) {
+        // They are those of files on another machine.
+        (facts.streams.stdout.file, facts.streams.stderr.file) = (None, None);
+    }
     if let Some(user) = facts.namespace_of
         && user != geteuid().as_raw()
     {

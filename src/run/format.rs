@@ -1,30 +1,14 @@
 //! The formatting of numbers and errors for the user.
 
-use std::error::Error;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Duration;
 
-use bytesize::ByteSize;
-
 use crate::criu;
 use crate::sandbox::Ended;
 
-/// Returns an error with its causes, on one line.
-#[must_use]
-pub fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(next) = cause {
-        let more = next.to_string();
-        if !text.ends_with(&more) {
-            text = format!("{text}: {more}");
-        }
-        cause = next.source();
-    }
-    text
-}
+pub use crate::printable::{chain, size};
 
 /// Limit on the quoted bytes of CRIU's output if it wrote no log: the linker's error, a usage error.
 const PRINTED_BYTES_MAX: usize = 1024;
@@ -79,12 +63,6 @@ fn words_in(file: &File) -> String {
 /// Formats a time, as in `0.42s`.
 pub(crate) fn seconds(time: Duration) -> String {
     format!("{:.2}s", time.as_secs_f64())
-}
-
-/// Formats a number of bytes, as in `1.5 GiB`.
-#[must_use]
-pub fn size(bytes: u64) -> String {
-    ByteSize::b(bytes).display().iec().to_string()
 }
 
 #[cfg(test)]

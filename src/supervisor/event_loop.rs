@@ -7,6 +7,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::thread::Builder;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
@@ -43,8 +44,8 @@ use crate::run::running_job::SharedStreams;
 const MESSAGE_LIMIT: Duration = Duration::from_secs(5);
 /// Time between two looks at an upload.
 const UPLOAD_LOOK: Duration = Duration::from_millis(100);
-/// Time for the loop to kill the job of a lost lease, a tenth of the shortest lease's guard.
-const KILL_LIMIT: Duration = Duration::from_millis(100);
+/// Time for the loop to kill the job of a lost lease: half of the shortest lease's guard.
+const KILL_LIMIT: Duration = Duration::from_millis(500);
 
 /// The loop of a run. Lives on the main thread.
 pub(super) struct Supervisor {
@@ -79,17 +80,27 @@ fn now(context: &Arc<RunContext>) -> Now {
 }
 
 /// Keeps the lease of the remote run, and uploads images from now on.
-fn start_remote(context: &Arc<RunContext>, inbox: &Sender<Message>) -> Result<(), RunError> {
+fn start_remote(
+    context: &Arc<RunContext>,
+    state: &RunState,
+    inbox: &Sender<Message>,
+) -> Result<(), RunError> {
     let Some(remote) = &context.remote else {
         return Ok(());
     };
     let (inbox, shared) = (inbox.clone(), Arc::downgrade(context));
     remote.keep(Box::new(move |holder| {
+        let Some(context) = shared.upgrade() else {
+            return; // the run has ended
+        };
+        let inbox = inbox.clone();
+        // Not in this thread: the queue may be full.
+        let tell = move || inbox.blocking_send(Message::Event(Event::LeaseLost(holder)));
+        let told = Builder::new().spawn(tell);
         // The loop kills the job at once. If it hangs, this process ends, and the sandbox with it.
-        let sent = inbox.blocking_send(Message::Event(Event::LeaseLost(holder)));
-        let context = shared.upgrade();
-        let remote = context.as_ref().and_then(|context| context.remote.as_ref());
-        if sent.is_ok() && remote.is_some_and(|remote| !remote.is_obeyed_within(KILL_LIMIT)) {
+        let remote = context.remote.as_ref();
+        let is_obeyed = remote.is_some_and(|remote| remote.is_obeyed_within(KILL_LIMIT));
+        if told.is_err() || !is_obeyed {
             std::process::exit(LEASE_LOST.into());
         }
     }))?;
@@ -101,8 +112,11 @@ fn start_remote(context: &Arc<RunContext>, inbox: &Sender<Message>) -> Result<()
             context.map_or_else(Vec::new, |context| companions_elsewhere(&context, id))
         }),
     )?;
-    let newest = context.store.images()?.last().map(|image| image.id);
-    remote.upload_backlog(newest);
+    let images = context.store.images()?;
+    let newest = images
+        .iter()
+        .rfind(|image| image.damaged.is_none() && state.goes_on_from(image));
+    remote.upload_backlog(newest.map(|image| image.id));
     Ok(())
 }
 
@@ -122,7 +136,7 @@ impl Supervisor {
         let seed = u64::from_le_bytes(*seed);
         let observers = Observers::new(&context, &state, &streams, &sender, moment());
         let watch = HangWatch::new(&context.config.hang, &context.directory, &streams, &sender);
-        start_remote(&context, &sender)?;
+        start_remote(&context, &state, &sender)?;
         let machine = Machine::new(context.config.clone(), state, seed, now(&context));
         Ok(Self {
             effects: Effects::new(Arc::clone(&context), streams, sender),
@@ -142,7 +156,9 @@ impl Supervisor {
         let result = self.run_to_exit(beginning).await;
         self.machine.close();
         self.finish_hooks().await;
-        self.finish_remote().await;
+        if !matches!(result, Err(RunError::LeaseLost { .. })) {
+            self.finish_remote().await;
+        }
         self.report_end(&result);
         server::remove(self.context.store.path());
         // Clients that asked too late learn that the run has ended.
@@ -369,11 +385,10 @@ impl Supervisor {
                 break;
             }
         }
-        let finished = (progress == Progress::Finished).then_some(0);
         // A request, which blocks: nothing else is to be done.
         let ended = tokio::task::spawn_blocking(move || {
             if let Some(remote) = &context.remote {
-                remote.end(finished);
+                remote.end(progress == Progress::Finished);
             }
         });
         let _ = ended.await;

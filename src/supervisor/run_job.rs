@@ -113,7 +113,7 @@ pub fn run(options: RunOptions) -> Result<u8, RunError> {
     let plan = begin(&store, what, &directory, begun);
     let plan = plan.inspect_err(|_| {
         if let Some(remote) = &remote {
-            remote.end(None);
+            remote.end(false);
         }
     })?;
     let Some((state, beginning)) = plan else {
@@ -183,7 +183,7 @@ fn begin(
     }
     let (what, known) = match (begun, what) {
         (Begun::Local, what) => (what, known),
-        (Begun::Finished(_), _) => return Ok(None),
+        (Begun::Finished, _) => return Ok(None),
         // The images here are of a course of the run that another machine has left.
         (Begun::Start, What::Command { line, .. }) => (What::Command { line, fresh: true }, known),
         (Begun::Start, What::Image(_)) => return Err(RunError::NoRun(store.path().to_owned())),

@@ -53,6 +53,11 @@ impl Since<'_> {
         self.record.touched().filter(move |(_, touch)| later(touch))
     }
 
+    /// Returns the paths that the job has ever touched on this machine, with their changes.
+    pub fn ever_touched(&self) -> impl Iterator<Item = (&Path, Touch)> {
+        self.record.touched()
+    }
+
     /// Returns true if the job has touched the path since.
     #[must_use]
     pub fn by_job(&self, path: &Path) -> bool {

@@ -5,6 +5,7 @@
 use std::fs::File;
 use std::io::{self, Read};
 
+use crate::printable::chain;
 use crate::store::error::ReadError;
 use crate::store::format::file_names::{self, FileKind};
 use crate::store::format::image_id::ImageId;
@@ -112,7 +113,7 @@ impl Store {
         let mark = self.damage_mark(found.id);
         let (summary, unreadable) = match found.summary {
             Ok(summary) => (Some(summary), None),
-            Err(error) => (None, Some(describe(&error))),
+            Err(error) => (None, Some(chain(&error))),
         };
         let summary = summary.unwrap_or_default();
         ImageEntry {
@@ -162,13 +163,5 @@ pub(crate) fn manifest_id(kind: FileKind) -> Option<ImageId> {
         | FileKind::Pack(_)
         | FileKind::Temporary
         | FileKind::Foreign => None,
-    }
-}
-
-/// Formats the error with its cause as one line.
-fn describe(error: &ManifestError) -> String {
-    match std::error::Error::source(error) {
-        Some(source) => format!("{error}: {source}"),
-        None => error.to_string(),
     }
 }

@@ -9,6 +9,7 @@ use super::super::format::image_id::ImageId;
 use super::super::format::manifest_file::ManifestError;
 use super::super::fs::durable::DurableError;
 use super::companion::CompanionError;
+use crate::printable::chain;
 
 /// An error that prevented an export. The data written until then has no end and is refused by an import.
 #[derive(Debug, thiserror::Error)]
@@ -119,10 +120,4 @@ pub enum FileDamage {
     /// A chunk's content does not match its name.
     #[error("a chunk cannot be decrypted or decompressed, or does not match its hash")]
     Chunk,
-}
-
-/// Returns the message of an error with that of its cause.
-fn chain(error: &ManifestError) -> String {
-    let cause = std::error::Error::source(error);
-    cause.map_or_else(|| error.to_string(), |cause| format!("{error}: {cause}"))
 }

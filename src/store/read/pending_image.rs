@@ -11,22 +11,14 @@ use std::fs::File;
 use std::io;
 use std::sync::{Arc, Condvar, Mutex};
 
-use crate::store::error::WriteError;
 use crate::store::format::image_id::ImageId;
 use crate::store::format::manifest::{Manifest, Stored};
-use crate::store::format::pack::Pack;
-use crate::store::format::store_folder::Store;
-use crate::store::fs::durable;
-use crate::store::fs::lock::StoreLock;
 use crate::store::fs::ops;
-use crate::store::write::image_writer::next_image;
 use crate::sync::{locked, wait};
 
 /// Maximum length of a part, and of the unused bytes between two of its chunks.
 const PART_BYTES_MAX: u64 = 4 << 20;
 const GAP_BYTES_MAX: u64 = 64 << 10;
-/// Mode of a pack's file.
-const MODE: u32 = 0o600;
 
 /// Part of a pack, which arrives as a whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -83,31 +75,21 @@ impl Pending {
         locked(&self.0).clone()
     }
 
-    fn remove(&self, id: ImageId) {
+    pub(crate) fn add(&self, image: &Arc<PendingImage>) {
+        locked(&self.0).push(Arc::clone(image));
+    }
+
+    pub(crate) fn remove(&self, id: ImageId) {
         locked(&self.0).retain(|image| image.manifest.id != id);
     }
 }
 
 impl PendingImage {
-    /// Makes an image visible in this process under the next number. `manifest` describes it with any number, with the
-    /// places of its chunks in its packs.
-    pub(crate) fn begin(
-        store: &Store,
-        lock: &StoreLock,
-        mut manifest: Manifest,
-    ) -> Result<Arc<Self>, WriteError> {
-        lock.check(store.path());
-        let newest = store.ids()?.last().copied();
-        manifest.id = next_image(store, newest)?;
-        let mut files = Vec::new();
-        for (pack, number) in manifest.packs.iter_mut().zip(0..) {
-            pack.name.image = manifest.id;
-            pack.name.number = number;
-            files.push(create(store, pack)?);
-        }
+    /// Creates the image, whose packs have these files.
+    pub(crate) fn new(manifest: Manifest, files: Vec<File>) -> Self {
         let parts = parts(&manifest);
         let places = parts.iter().map(|part| (part.pack, part.end));
-        let pending = Arc::new(Self {
+        Self {
             by_place: places.zip(0..).collect(),
             arrival: Mutex::new(Arrival {
                 states: vec![PartState::Missing; parts.len()],
@@ -120,9 +102,7 @@ impl PendingImage {
             manifest,
             files,
             parts,
-        });
-        locked(&store.pending.0).push(Arc::clone(&pending));
-        Ok(pending)
+        }
     }
 
     pub(crate) fn manifest(&self) -> &Manifest {
@@ -175,21 +155,9 @@ impl PendingImage {
         locked(&self.arrival).left == 0
     }
 
-    /// Makes the whole image durable, and visible for all processes.
-    ///
-    /// # Errors
-    /// It cannot be written. The image stays readable in this process.
-    pub(crate) fn complete(&self, store: &Store) -> Result<(), WriteError> {
-        assert!(self.is_whole(), "a part is missing");
-        for (file, pack) in self.files.iter().zip(&self.manifest.packs) {
-            ops::sync(file).map_err(|source| failed(store, *pack, source))?;
-        }
-        let file = store.encode(&self.manifest)?;
-        store.check_place()?;
-        durable::sync_folder(&store.packs_folder())?;
-        durable::write(&store.manifest_file(self.manifest.id), &file)?;
-        store.pending.remove(self.manifest.id);
-        Ok(())
+    /// Returns the files of the packs.
+    pub(crate) fn files(&self) -> &[File] {
+        &self.files
     }
 
     /// Fills `bytes` from a pack, as soon as they are there.
@@ -241,24 +209,4 @@ fn parts(manifest: &Manifest) -> Vec<Part> {
         });
     }
     parts
-}
-
-/// Creates a pack's file with its header and length.
-fn create(store: &Store, pack: &Pack) -> Result<File, WriteError> {
-    let path = store.pack_file(pack.name);
-    let create = || {
-        drop(ops::create_new(&path, MODE)?);
-        let file = ops::open(&path)?;
-        ops::write_at(&file, &pack.name.header(), 0)?;
-        ops::set_len(&file, pack.len)?;
-        Ok(file)
-    };
-    create().map_err(|source| failed(store, *pack, source))
-}
-
-fn failed(store: &Store, pack: Pack, source: io::Error) -> WriteError {
-    WriteError::Pack {
-        path: store.pack_file(pack.name),
-        source,
-    }
 }

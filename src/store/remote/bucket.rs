@@ -5,8 +5,10 @@
 //! increasing delays until the limit of the bucket.
 
 use std::fmt;
+use std::fs;
 use std::future::Future;
 use std::ops::Range;
+use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, Once};
 use std::time::Duration;
 
@@ -18,6 +20,8 @@ use tokio::runtime::Runtime;
 use url::Url;
 
 use super::remote_error::RemoteError;
+use crate::printable::chain;
+use crate::store::durable;
 
 /// Time in which a connection must be made.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
@@ -64,7 +68,8 @@ pub(crate) enum Created {
 
 impl Bucket {
     /// Opens the folder at an address; makes no request. `limit` is the time for one operation with all its attempts.
-    /// Credentials come from the environment, the configuration files or the machine, as in the provider's own tools.
+    /// Credentials come from the provider's environment variables or the role of the machine. A folder of this machine
+    /// is created, and must be closed to other users.
     pub(crate) fn open(address: &str, limit: Duration) -> Result<Self, RemoteError> {
         let refused = |reason: String| RemoteError::Address {
             url: address.to_owned(),
@@ -86,6 +91,12 @@ impl Bucket {
             .enable_all()
             .build()
             .map_err(|error| refused(error.to_string()))?;
+        if url.scheme() == "file" {
+            let path = url
+                .to_file_path()
+                .map_err(|()| refused("it has no path".to_owned()))?;
+            private_folder(&path).map_err(refused)?;
+        }
         let (store, folder) = client(&url, limit).map_err(|error| refused(text(&error)))?;
         Ok(Self {
             store: Arc::from(store),
@@ -114,6 +125,21 @@ impl Bucket {
                 | object_store::Error::Precondition { .. },
             )) => Ok(Created::Existed),
             Err(failure) => Err(self.failed(&format!("create {name}"), &failure)),
+        }
+    }
+
+    /// Checks that the server does not replace an existing object, on which the lease relies.
+    pub(crate) fn check_create_only(&self) -> Result<(), RemoteError> {
+        let random = crate::clock::random().map_err(RemoteError::Seal)?;
+        let name = format!("probe/{}", blake3::Hash::from_bytes(random).to_hex());
+        self.create(&name, Bytes::from_static(b"1"))?;
+        let again = self.create(&name, Bytes::from_static(b"2"))?;
+        self.remove(&name)?;
+        match again {
+            Created::Existed => Ok(()),
+            Created::New => Err(RemoteError::NotCreateOnly {
+                url: self.url.clone(),
+            }),
         }
     }
 
@@ -261,9 +287,21 @@ fn client(url: &Url, limit: Duration) -> Result<(Box<dyn ObjectStore>, Path), ob
             let builder = builder.with_url(url.as_str()).with_client_options(options);
             Box::new(builder.with_retry(retries).build()?)
         }
-        _ => Box::new(object_store::local::LocalFileSystem::new()),
+        _ => Box::new(object_store::local::LocalFileSystem::new().with_fsync(true)),
     };
     Ok((store, path))
+}
+
+/// Creates a folder for this user alone, or checks that an existing one is.
+fn private_folder(path: &std::path::Path) -> Result<(), String> {
+    let made = durable::create_parents(path).and_then(|()| durable::create_folder(path));
+    made.map_err(|error| chain(&error))?;
+    let found = fs::metadata(path).map_err(|error| error.to_string())?;
+    let is_ours = found.uid() == nix::unistd::geteuid().as_raw();
+    if is_ours && found.mode().trailing_zeros() >= 6 {
+        return Ok(());
+    }
+    Err("the folder must belong to you and be closed to others (chmod 700): images contain all secrets of the job".to_owned())
 }
 
 /// Has the TLS library use the one cryptographic library that is compiled in.
@@ -275,7 +313,7 @@ fn use_ring() {
 
 /// Returns an error and its causes as one line, without secrets.
 fn text(error: &object_store::Error) -> String {
-    let mut text = crate::run::format::chain(error);
+    let mut text = chain(error);
     for parameter in SECRET_PARAMETERS {
         let mut from = 0;
         while let Some(found) = text[from..].find(parameter) {

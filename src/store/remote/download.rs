@@ -1,6 +1,8 @@
 //! Download of an image: several threads fetch its parts, those first that a reader waits for, check every chunk, and
 //! write them to the local store.
 
+use std::fs::File;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::Builder;
@@ -11,14 +13,19 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::bucket::Bucket;
 use super::image_object::{ImageObject, RemoteImage};
 use super::remote_error::RemoteError;
-use crate::run::format::chain;
+use crate::printable::chain;
 use crate::store::format::chunk::CHUNK_BYTES;
 use crate::store::format::cipher::OVERHEAD_BYTES;
 use crate::store::format::codec::Decoder;
-use crate::store::format::manifest::Stored;
+use crate::store::format::manifest::{Manifest, Stored};
+use crate::store::format::pack::Pack;
+use crate::store::fs::{durable, ops};
 use crate::store::read::pending_image::{Part, PendingImage};
-use crate::store::{ImageId, Store, StoreLock};
+use crate::store::write::image_writer::next_image;
+use crate::store::{ImageId, Store, StoreLock, WriteError};
 
+/// Mode of a pack's file.
+const MODE: u32 = 0o600;
 /// Requests at a time, each of at most 4 MiB.
 const REQUESTS: usize = 8;
 
@@ -32,7 +39,7 @@ pub(crate) fn begin(
 ) -> Result<ImageId, RemoteError> {
     let secrets = store.secrets();
     let object = ImageObject::read(bucket, &image.object, image.number, secrets)?;
-    let pending = PendingImage::begin(store, lock, object.manifest)?;
+    let pending = prepare(store, lock, object.manifest)?;
     let id = pending.manifest().id;
     let download = Arc::new(Download {
         bucket: bucket.clone(),
@@ -49,6 +56,62 @@ pub(crate) fn begin(
             .map_err(RemoteError::Thread)?;
     }
     Ok(id)
+}
+
+/// Makes an image visible in this process under the next number. `manifest` describes it with any number, with the
+/// places of its chunks in its packs.
+fn prepare(
+    store: &Store,
+    lock: &StoreLock,
+    mut manifest: Manifest,
+) -> Result<Arc<PendingImage>, WriteError> {
+    lock.check(store.path());
+    let newest = store.ids()?.last().copied();
+    manifest.id = next_image(store, newest)?;
+    let mut files = Vec::new();
+    for (pack, number) in manifest.packs.iter_mut().zip(0..) {
+        pack.name.image = manifest.id;
+        pack.name.number = number;
+        files.push(create(store, *pack)?);
+    }
+    let pending = Arc::new(PendingImage::new(manifest, files));
+    store.pending.add(&pending);
+    Ok(pending)
+}
+
+/// Creates a pack's file with its header and length.
+fn create(store: &Store, pack: Pack) -> Result<File, WriteError> {
+    let path = store.pack_file(pack.name);
+    let create = || {
+        drop(ops::create_new(&path, MODE)?);
+        let file = ops::open(&path)?;
+        ops::write_at(&file, &pack.name.header(), 0)?;
+        ops::set_len(&file, pack.len)?;
+        Ok(file)
+    };
+    create().map_err(|source| failed(store, pack, source))
+}
+
+/// Makes a whole image durable, and visible for all processes. If that fails, it stays readable in this process.
+fn complete(pending: &PendingImage, store: &Store) -> Result<(), WriteError> {
+    assert!(pending.is_whole(), "a part is missing");
+    let manifest = pending.manifest();
+    for (file, pack) in pending.files().iter().zip(&manifest.packs) {
+        ops::sync(file).map_err(|source| failed(store, *pack, source))?;
+    }
+    let content = store.encode(manifest)?;
+    store.check_place()?;
+    durable::sync_folder(&store.packs_folder())?;
+    durable::write(&store.manifest_file(manifest.id), &content)?;
+    store.pending.remove(manifest.id);
+    Ok(())
+}
+
+fn failed(store: &Store, pack: Pack, source: io::Error) -> WriteError {
+    WriteError::Pack {
+        path: store.pack_file(pack.name),
+        source,
+    }
 }
 
 struct Download {
@@ -69,7 +132,7 @@ impl Download {
         let is_last = self.running.fetch_sub(1, Ordering::AcqRel) == 1;
         if is_last && self.pending.is_whole() {
             let id = self.pending.manifest().id;
-            match self.pending.complete(&self.store) {
+            match complete(&self.pending, &self.store) {
                 Ok(()) => tracing::info!(image = %id, "the image was downloaded completely"),
                 Err(error) => tracing::warn!(
                     image = %id,

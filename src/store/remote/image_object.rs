@@ -71,7 +71,7 @@ impl ImageObject {
         let packs: Vec<String> = serde_json::from_slice(list).map_err(|error| damaged(&error))?;
         let id = ImageId::new(number).ok_or_else(|| damaged(&"it has no valid number"))?;
         let manifest = manifest_file::decode(&manifest[1..], id, secrets)
-            .map_err(|error| damaged(&crate::run::format::chain(&error)))?;
+            .map_err(|error| damaged(&crate::printable::chain(&error)))?;
         let is_whole =
             packs.len() == manifest.packs.len() && packs.iter().all(|name| is_pack(name));
         if is_whole {

@@ -29,6 +29,15 @@ pub enum RemoteError {
         /// The reason, without secrets.
         reason: String,
     },
+    /// The server replaces existing objects.
+    #[error(
+        "{url}: the server has replaced an object that was to be created only if it did not exist; two machines could \
+         run the job at once; use a server with conditional writes (If-None-Match)"
+    )]
+    NotCreateOnly {
+        /// The remote store.
+        url: String,
+    },
     /// An object has an unexpected content.
     #[error("{url}: the object {object} is damaged: {reason}")]
     Damaged {
@@ -57,6 +66,9 @@ pub enum RemoteError {
         /// Machine of the supervisor that holds the lease.
         host: String,
     },
+    /// Another part of the upload has failed.
+    #[error("the upload was stopped")]
+    Stopped,
     /// The image in the local store cannot be read.
     #[error(transparent)]
     Read(#[from] ReadError),

@@ -375,10 +375,12 @@ impl Packer<'_> {
         Ok(())
     }
 
-    /// Hands the pack over to the uploads, unless it is empty or one of them has failed.
+    /// Hands the pack over to the uploads, unless it is empty. Fails if one of them has failed.
     fn complete(&mut self) -> Result<(), RemoteError> {
-        let is_empty = self.content.len() == HEADER_LEN;
-        if is_empty || self.is_failed.load(Ordering::Relaxed) {
+        if self.is_failed.load(Ordering::Relaxed) {
+            return Err(RemoteError::Stopped);
+        }
+        if self.content.len() == HEADER_LEN {
             return Ok(());
         }
         let content = std::mem::replace(&mut self.content, pack_beginning());
@@ -410,7 +412,7 @@ impl Pace {
         let Some(rate) = self.bytes_per_second else {
             return;
         };
-        let takes = Duration::from_secs_f64(len as f64 / rate.max(1) as f64);
+        let takes = Duration::from_millis(1000 * len as u64 / rate.max(1));
         let begin = {
             let mut next = locked(&self.next);
             let begin = (*next).max(clock::now());

@@ -32,8 +32,8 @@ pub(crate) struct State {
     pub ttl_ms: u64,
     /// True if the holder has ended, so nobody needs to wait.
     pub released: bool,
-    /// Exit code of the job, if it has ended by itself.
-    pub finished: Option<u8>,
+    /// True if the job has ended by itself, with exit code 0.
+    pub finished: bool,
     /// Complete images, oldest first.
     pub images: Vec<RemoteImage>,
     /// Random value that distinguishes the entry from any other.
@@ -54,7 +54,7 @@ impl State {
             holder,
             ttl_ms,
             released: false,
-            finished: None,
+            finished: false,
             images: Vec::new(),
             nonce: 0,
         }
@@ -71,6 +71,15 @@ impl State {
             ttl_ms,
             released: false,
             ..self.clone()
+        }
+    }
+
+    /// Returns the state of a run that begins anew, without images.
+    pub(crate) fn anew(self) -> Self {
+        Self {
+            finished: false,
+            images: Vec::new(),
+            ..self
         }
     }
 
@@ -114,7 +123,7 @@ pub(crate) enum Change {
     Forget(Vec<String>),
     /// The end of the supervisor.
     Release {
-        /// Exit code of a job that has ended by itself.
-        finished: Option<u8>,
+        /// True if the job has ended by itself, with exit code 0.
+        finished: bool,
     },
 }

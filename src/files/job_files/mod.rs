@@ -472,48 +472,4 @@ fn request(state: &mut State, id: u64, mark: Mark) -> Result<(), String> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::changes::OpenUse;
-    use super::*;
-
-    #[test]
-    fn a_complete_record_leaves_only_unwatched_files_to_inspect() {
-        let place = tempfile::tempdir().unwrap();
-        let top = place.path().canonicalize().unwrap();
-        let path = |name: &str| top.join(name);
-        for folder in ["store", "work", "job/nfs/watched"] {
-            std::fs::create_dir_all(path(folder)).unwrap();
-        }
-        let kept = ["job/a", "job/nfs/b", "job/nfs/watched/c", "job/nfsd"];
-        for name in kept {
-            std::fs::write(path(name), "x").unwrap();
-        }
-        let mounts = Line::Mounts {
-            watched: vec!["/".into(), path("job/nfs/watched")],
-            unwatched: vec![path("job/nfs")],
-        };
-        append(&path("store").join(RECORD), &[mounts]).unwrap();
-        let choice = Choice {
-            include: &[],
-            exclude: &[],
-            on_lost: OnLost::Refuse,
-        };
-        let files = JobFiles::open(&path("store"), &path("work"), &path("job"), choice).unwrap();
-        let kept = kept.map(|name| (path(name), KeptFile::of(&path(name)).unwrap()));
-        let set = KeptFiles {
-            frozen_ns: 0,
-            files: kept.into(),
-        };
-        let opened = ["job/d", "job/nfs/e"].map(path);
-        let (appends, is_mapped) = (false, false);
-        let usage = OpenUse { appends, is_mapped };
-        let open: OpenUses<'_> = opened.iter().map(|path| (&**path, usage)).collect();
-        let record = &locked(&files.state).record;
-        let found = |gap| files.scan(record, &set, &open, i64::MAX, gap);
-        let unwatched = ["job/nfs/b", "job/nfs/e"].map(path);
-        assert_eq!(found(None), (unwatched.into(), None));
-        let gap = Some("a gap".to_owned());
-        let known = set.files.keys().chain(&opened);
-        assert_eq!(found(gap.clone()), (known.cloned().collect(), gap));
-    }
-}
+mod tests;

@@ -1,0 +1,96 @@
+//! Tests of the job's files.
+
+use super::super::changes::OpenUse;
+use super::super::file_set::{Content, Kind};
+use super::*;
+
+fn open(top: &Path) -> JobFiles {
+    let choice = Choice {
+        include: &[],
+        exclude: &[],
+        on_lost: OnLost::Refuse,
+    };
+    JobFiles::open(
+        &top.join("store"),
+        &top.join("work"),
+        &top.join("job"),
+        choice,
+    )
+    .unwrap()
+}
+
+#[test]
+fn a_complete_record_leaves_only_unwatched_files_to_inspect() {
+    let place = tempfile::tempdir().unwrap();
+    let top = place.path().canonicalize().unwrap();
+    let path = |name: &str| top.join(name);
+    for folder in ["store", "work", "job/nfs/watched"] {
+        std::fs::create_dir_all(path(folder)).unwrap();
+    }
+    let kept = ["job/a", "job/nfs/b", "job/nfs/watched/c", "job/nfsd"];
+    for name in kept {
+        std::fs::write(path(name), "x").unwrap();
+    }
+    let mounts = Line::Mounts {
+        watched: vec!["/".into(), path("job/nfs/watched")],
+        unwatched: vec![path("job/nfs")],
+    };
+    append(&path("store").join(RECORD), &[mounts]).unwrap();
+    let files = open(&top);
+    let kept = kept.map(|name| (path(name), KeptFile::of(&path(name)).unwrap()));
+    let set = KeptFiles {
+        frozen_ns: 0,
+        files: kept.into(),
+    };
+    let opened = ["job/d", "job/nfs/e"].map(path);
+    let (appends, is_mapped) = (false, false);
+    let usage = OpenUse { appends, is_mapped };
+    let open: OpenUses<'_> = opened.iter().map(|path| (&**path, usage)).collect();
+    let record = &locked(&files.state).record;
+    let found = |gap| files.scan(record, &set, &open, i64::MAX, gap);
+    let unwatched = ["job/nfs/b", "job/nfs/e"].map(path);
+    assert_eq!(found(None), (unwatched.into(), None));
+    let gap = Some("a gap".to_owned());
+    let known = set.files.keys().chain(&opened);
+    assert_eq!(found(gap.clone()), (known.cloned().collect(), gap));
+}
+
+/// Here: the folder has an older version of a file of the image, and a file that the image does not know.
+#[test]
+fn an_image_of_another_machine_replaces_what_is_there() {
+    let place = tempfile::tempdir().unwrap();
+    let top = place.path().canonicalize().unwrap();
+    for folder in ["store", "work", "job"] {
+        std::fs::create_dir(top.join(folder)).unwrap();
+    }
+    let path = |name: &str| top.join("job").join(name);
+    let kept = ["changed", "missing"].map(|name| {
+        std::fs::write(path(name), "as it is in the image").unwrap();
+        let mut file = KeptFile::of(&path(name)).unwrap();
+        if let Kind::File { content, .. } = &mut file.kind {
+            let (stream, offset) = (name.to_owned(), 0);
+            *content = Content::Kept { stream, offset };
+        }
+        (path(name), file)
+    });
+    let set = KeptFiles {
+        frozen_ns: kept[0].1.changed_ns + 1,
+        files: kept.into(),
+    };
+    std::fs::write(path("changed"), "older").unwrap();
+    std::fs::write(path("program.py"), "deployed later").unwrap();
+    std::fs::remove_file(path("missing")).unwrap();
+
+    let files = open(&top);
+    let refused = files.plan(3, &set, false).unwrap_err().to_string();
+    assert!(refused.contains("program.py"), "{refused}");
+    let plan = files.plan(3, &set, true).unwrap();
+    let names = plan.put_back.iter().map(|(path, _)| path);
+    assert!(names.eq([&path("changed"), &path("missing")]));
+    assert!(plan.aside.is_empty());
+
+    // From now on the job runs here, and a file without a record is not its own.
+    files.begin_from(3).unwrap();
+    let plan = files.plan(3, &set, true).unwrap();
+    assert!(plan.put_back.is_empty() && plan.aside.is_empty());
+}
