@@ -6,7 +6,7 @@
 //! ```
 //! An image is uploaded in the background after it is durable in the local store, and is part of the run as soon as the
 //! state names it. At the start a supervisor acquires the run's lease (`lease`, `lease_keeper`) and downloads the newest
-//! image if the local store does not have it. Start reading at [`begin_remote`]. Nothing here knows jobs.
+//! image if the local store does not have it. Start reading at `begin_remote`. Nothing here knows jobs.
 
 mod begin_remote;
 mod lease;

@@ -79,7 +79,7 @@ fn every_setting_in_a_sentence_is_taken() {
             let Some((name, rest)) = key.split_once('.') else {
                 continue;
             };
-            if !section(name) || !plain(rest) || ["md", "rs", "ndjson"].contains(&rest) {
+            if !section(name) || !plain(rest) || ["md", "rs", "json", "ndjson"].contains(&rest) {
                 continue;
             }
             let path = page.path.display();
