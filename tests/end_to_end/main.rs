@@ -15,6 +15,7 @@ mod guide;
 mod harness;
 mod images;
 mod programs;
+mod remote;
 mod reporting;
 mod resident;
 mod restarting;

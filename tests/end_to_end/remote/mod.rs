@@ -1,0 +1,15 @@
+//! Runs whose images are also in a remote store: continuation elsewhere, the lease, uploads.
+//!
+//! The remote store is a folder (`remote_folder`), or a bucket of an S3 server that is not ours, on loopback
+//! (`s3_server`). "Another machine" is an empty store: that of another folder, or that of the same folder, emptied.
+
+mod continuation;
+mod leases;
+mod remote_folder;
+mod s3_server;
+mod steps_job;
+mod uploads;
+
+use remote_folder::RemoteFolder;
+use s3_server::S3Server;
+use steps_job::StepsJob;
