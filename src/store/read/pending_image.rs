@@ -150,6 +150,11 @@ impl PendingImage {
         self.changed.notify_all();
     }
 
+    /// Returns the reason why the download has failed, if it has.
+    pub(crate) fn failure(&self) -> Option<String> {
+        locked(&self.arrival).failed.clone()
+    }
+
     /// Returns true if all parts are there.
     pub(crate) fn is_whole(&self) -> bool {
         locked(&self.arrival).left == 0

@@ -129,17 +129,28 @@ impl Download {
         if let Err(reason) = self.fetch_parts() {
             self.pending.fail(reason);
         }
-        let is_last = self.running.fetch_sub(1, Ordering::AcqRel) == 1;
-        if is_last && self.pending.is_whole() {
-            let id = self.pending.manifest().id;
-            match complete(&self.pending, &self.store) {
-                Ok(()) => tracing::info!(image = %id, "the image was downloaded completely"),
-                Err(error) => tracing::warn!(
-                    image = %id,
-                    "the downloaded image cannot be kept, a later restore downloads it again: {}",
-                    chain(&error)
-                ),
-            }
+        if self.running.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.end();
+        }
+    }
+
+    /// Makes the whole image durable, after all threads have ended.
+    fn end(&self) {
+        let id = self.pending.manifest().id;
+        if let Some(reason) = self.pending.failure() {
+            tracing::warn!(
+                image = %id,
+                "the image was not downloaded completely, a later restore downloads it again: {reason}"
+            );
+            return;
+        }
+        match complete(&self.pending, &self.store) {
+            Ok(()) => tracing::info!(image = %id, "the image was downloaded completely"),
+            Err(error) => tracing::warn!(
+                image = %id,
+                "the downloaded image cannot be kept, a later restore downloads it again: {}",
+                chain(&error)
+            ),
         }
     }
 
