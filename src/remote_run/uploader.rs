@@ -141,8 +141,8 @@ impl Shared {
                 Err(error) => {
                     let reason = chain(&error);
                     let mut state = locked(&self.state);
-                    let is_known = state.progress.failure.as_ref() == Some(&reason);
-                    if !is_known {
+                    // Reasons differ in times and names of objects, also during one outage.
+                    if state.progress.failure.is_none() {
                         tracing::warn!(image = %id, "cannot upload the image, it is tried again: {reason}");
                     }
                     state.progress.failure = Some(reason);
