@@ -104,16 +104,6 @@ impl RemoteRun {
                 holder.host
             );
         })?;
-        let mut record = record;
-        let images = lease.state().images;
-        record
-            .images
-            .retain(|_, object| images.iter().any(|image| image.object == *object));
-        let begun = match before {
-            Some(state) if !terms.fresh => continued(&state, &mut record, &bucket, store, lock)?,
-            Some(_) | None => Begun::Local,
-        };
-        record.save(store)?;
         let run = Self {
             bucket,
             terms,
@@ -122,10 +112,35 @@ impl RemoteRun {
             uploader: Mutex::new(None),
             obeyed: Default::default(),
         };
+        let begun = run
+            .find_beginning(before.as_ref(), store, lock)
+            .inspect_err(|_| run.end(false))?;
         if begun == Begun::Finished {
             run.end(true);
         }
         Ok((run, begun))
+    }
+
+    /// Finds out where the run continues after the state `before`.
+    fn find_beginning(
+        &self,
+        before: Option<&State>,
+        store: &Store,
+        lock: &StoreLock,
+    ) -> Result<Begun, RemoteError> {
+        let mut record = locked(&self.record);
+        let images = self.lease.state().images;
+        record
+            .images
+            .retain(|_, object| images.iter().any(|image| image.object == *object));
+        let begun = match before {
+            Some(state) if !self.terms.fresh => {
+                continued(state, &mut record, &self.bucket, store, lock)?
+            }
+            Some(_) | None => Begun::Local,
+        };
+        record.save(store)?;
+        Ok(begun)
     }
 
     /// Renews the lease from now on; see [`Lease::keep`].
@@ -234,11 +249,13 @@ impl RemoteRun {
     /// exit code 0.
     pub(crate) fn end(&self, finished: bool) {
         *locked(&self.uploader) = None;
-        if let Err(error) = self.lease.release(finished) {
-            tracing::warn!(
+        match self.lease.release(finished) {
+            // Another supervisor has taken the lease.
+            Ok(()) | Err(RemoteError::Fenced { .. }) => {}
+            Err(error) => tracing::warn!(
                 "the lease of the remote store was not released, another machine waits until it has expired: {}",
                 chain(&error)
-            );
+            ),
         }
     }
 }

@@ -154,6 +154,10 @@ impl Supervisor {
         let command = self.machine.state().command.shown();
         self.notify(&Notice::Opened { command });
         let result = self.run_to_exit(beginning).await;
+        if let (Ok(_), Some(remote)) = (&result, &self.context.remote) {
+            // The job has ended, so a lease that is lost from now on does not end this process.
+            remote.obey();
+        }
         self.machine.close();
         self.finish_hooks().await;
         if !matches!(result, Err(RunError::LeaseLost { .. })) {
@@ -364,26 +368,9 @@ impl Supervisor {
             return;
         };
         let progress = self.machine.state().progress;
-        let deadline = self.machine.stop_deadline();
         if progress != Progress::Finished && remote.is_behind() {
             tracing::info!("waiting for the upload of the newest image");
-        }
-        while progress != Progress::Finished && remote.is_behind() {
-            let left = deadline.map(|deadline| deadline.saturating_duration_since(clock::now()));
-            let wait = left.map_or(UPLOAD_LOOK, |left| left.min(UPLOAD_LOOK));
-            let message = self.next_message(Some(wait)).await;
-            let is_stop = matches!(
-                message,
-                Some(Message::Event(Event::Signal(
-                    Signal::SIGTERM | Signal::SIGINT | Signal::SIGQUIT | Signal::SIGHUP,
-                )))
-            );
-            if is_stop || left.is_some_and(|left| left.is_zero()) {
-                tracing::warn!(
-                    "not waiting for the upload any longer: the newest image is only in the store here"
-                );
-                break;
-            }
+            self.wait_for_uploads(remote).await;
         }
         // A request, which blocks: nothing else is to be done.
         let ended = tokio::task::spawn_blocking(move || {
@@ -392,6 +379,30 @@ impl Supervisor {
             }
         });
         let _ = ended.await;
+    }
+
+    async fn wait_for_uploads(&mut self, remote: &RemoteRun) {
+        let deadline = self.machine.stop_deadline();
+        while remote.is_behind() {
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(clock::now()));
+            let wait = left.map_or(UPLOAD_LOOK, |left| left.min(UPLOAD_LOOK));
+            let message = self.next_message(Some(wait)).await;
+            let ends = matches!(
+                message,
+                Some(Message::Event(
+                    Event::LeaseLost(_)
+                        | Event::Signal(
+                            Signal::SIGTERM | Signal::SIGINT | Signal::SIGQUIT | Signal::SIGHUP
+                        )
+                ))
+            );
+            if ends || left.is_some_and(|left| left.is_zero()) {
+                tracing::warn!(
+                    "not waiting for the upload any longer: the newest image is only in the store here"
+                );
+                return;
+            }
+        }
     }
 
     /// Reports the end of the run to the observers, and to the user in a sentence.

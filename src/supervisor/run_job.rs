@@ -117,6 +117,10 @@ pub fn run(options: RunOptions) -> Result<u8, RunError> {
         }
     })?;
     let Some((state, beginning)) = plan else {
+        if let (Some(remote), Begun::Local) = (&remote, begun) {
+            // The end of the run was not recorded there.
+            remote.end(true);
+        }
         tracing::info!(store = %store.path().display(), "this run has finished already; --fresh starts it again");
         return Ok(0);
     };
