@@ -200,8 +200,9 @@ fn a_damaged_pack_refuses_the_restore_by_name() {
     kill(job.start_with_image());
     let pack = remote.objects("packs").pop_last().unwrap();
     let mut content = fs::read(remote.file(&pack)).unwrap();
-    let middle = content.len() / 2;
-    content[middle] ^= 1;
+    // In the memory of the job: what accompanies the image follows.
+    let place_of_damage = 2 << 20;
+    content[place_of_damage] ^= 1;
     fs::write(remote.file(&pack), &content).unwrap();
     let (log, state) = (place.text("log"), place.text("state"));
 
@@ -218,7 +219,7 @@ fn a_damaged_pack_refuses_the_restore_by_name() {
     assert_eq!((place.text("log"), place.text("state")), (log, state));
 
     // The run continues as soon as the object is as it was.
-    content[middle] ^= 1;
+    content[place_of_damage] ^= 1;
     fs::write(remote.file(&pack), &content).unwrap();
     let mut run = second.start(&[]);
     second.assert_result(&mut run, &place, &job.checksum());
