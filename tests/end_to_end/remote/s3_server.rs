@@ -24,6 +24,8 @@ const LISTENING: &str = "http://127.0.0.1:";
 pub(super) struct S3Server {
     child: Child,
     gate: Gate,
+    /// Address of a run's folder.
+    url: String,
     _logs: TempDir,
 }
 
@@ -58,13 +60,14 @@ impl S3Server {
         Some(Self {
             gate: Gate::before(port),
             child,
+            url: format!("s3://{BUCKET}/runs/one"),
             _logs: logs,
         })
     }
 
     /// Returns the address of a run's folder.
     pub(super) fn url(&self) -> String {
-        format!("s3://{BUCKET}/runs/one")
+        self.url.clone()
     }
 
     /// Makes a command use this server.
