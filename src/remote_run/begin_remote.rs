@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::lease_keeper::{Lease, OnLoss, Terms};
 use super::local_record::LocalRecord;
-use super::shared_state::{Holder, State};
+use super::shared_state::{Change, Holder, State};
 use super::uploader::{CompanionsOf, UploadProgress, Uploader};
 use crate::clock;
 use crate::printable::{chain, size};
@@ -114,7 +114,7 @@ impl RemoteRun {
         };
         let begun = run
             .find_beginning(before.as_ref(), store, lock)
-            .inspect_err(|_| run.end(false))?;
+            .inspect_err(|_| run.give_back(before.as_ref()))?;
         if begun == Begun::Finished {
             run.end(true);
         }
@@ -139,8 +139,21 @@ impl RemoteRun {
             }
             Some(_) | None => Begun::Local,
         };
+        record.tenure = Some(self.lease.state().tenure);
         record.save(store)?;
         Ok(begun)
+    }
+
+    /// Ends the lease of a supervisor that could not begin: the former holder can continue as if nothing had happened.
+    fn give_back(&self, before: Option<&State>) {
+        let change = match before {
+            Some(state) => Change::GiveBack {
+                holder: state.holder.clone(),
+                tenure: state.tenure,
+            },
+            None => Change::Release { finished: false },
+        };
+        self.release(&change);
     }
 
     /// Renews the lease from now on; see [`Lease::keep`].
@@ -248,8 +261,12 @@ impl RemoteRun {
     /// Ends the lease, so that no other machine needs to wait. `finished` is true if the job has ended by itself, with
     /// exit code 0.
     pub(crate) fn end(&self, finished: bool) {
+        self.release(&Change::Release { finished });
+    }
+
+    fn release(&self, change: &Change) {
         *locked(&self.uploader) = None;
-        match self.lease.release(finished) {
+        match self.lease.release(change) {
             // Another supervisor has taken the lease.
             Ok(()) | Err(RemoteError::Fenced { .. }) => {}
             Err(error) => tracing::warn!(
@@ -271,7 +288,10 @@ fn continued(
     if state.finished {
         return Ok(Begun::Finished);
     }
-    let is_ours = state.holder.store == record.identity;
+    let is_ours = state.holder.store == record.identity && record.tenure == Some(state.tenure);
+    if is_ours && !store.images()?.is_empty() {
+        return Ok(Begun::Local);
+    }
     let Some(newest) = state.images.last() else {
         return Ok(if is_ours { Begun::Local } else { Begun::Start });
     };
@@ -282,11 +302,7 @@ fn continued(
     if let Some((id, _)) = known
         && store.manifest(*id).is_ok()
     {
-        return Ok(if is_ours {
-            Begun::Local
-        } else {
-            Begun::From(*id)
-        });
+        return Ok(Begun::From(*id));
     }
     let id = download::begin(bucket, newest, store, lock)?;
     let age = clock::unix_ms().saturating_sub(newest.created_unix_ms) / 1000;

@@ -149,9 +149,9 @@ impl Lease {
     }
 
     /// Ends the lease: others need not wait.
-    pub(crate) fn release(&self, finished: bool) -> Result<(), RemoteError> {
+    pub(crate) fn release(&self, change: &Change) -> Result<(), RemoteError> {
         self.shared.stop();
-        self.shared.change(&Change::Release { finished })
+        self.shared.change(change)
     }
 }
 

@@ -26,6 +26,9 @@ pub(super) struct LocalRecord {
     folder: Folder,
     /// Objects of the images that this store and the remote store both have, by number in this store.
     pub images: BTreeMap<ImageId, String>,
+    /// Tenure in which this store has last run the job.
+    #[serde(default)]
+    pub tenure: Option<u64>,
     /// The newest image that came from another machine.
     #[serde(default)]
     pub came: Option<ImageId>,
@@ -78,6 +81,7 @@ impl LocalRecord {
             identity: blake3::Hash::from_bytes(random).to_hex()[..16].to_owned(),
             folder,
             images: BTreeMap::new(),
+            tenure: None,
             came: None,
         };
         record.save(store)?;

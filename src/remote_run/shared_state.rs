@@ -103,6 +103,11 @@ impl State {
                     .images
                     .retain(|image| !objects.contains(&image.object));
             }
+            Change::GiveBack { holder, tenure } => {
+                state.holder = holder.clone();
+                state.tenure = *tenure;
+                state.released = true;
+            }
             Change::Release { finished } => {
                 state.released = true;
                 state.finished = *finished;
@@ -121,6 +126,13 @@ pub(crate) enum Change {
     Commit(RemoteImage),
     /// Images that are no longer kept, by their objects.
     Forget(Vec<String>),
+    /// The end of a supervisor that has not run the job: it goes on from what the former holder has.
+    GiveBack {
+        /// The former holder.
+        holder: Holder,
+        /// Its tenure.
+        tenure: u64,
+    },
     /// The end of the supervisor.
     Release {
         /// True if the job has ended by itself, with exit code 0.

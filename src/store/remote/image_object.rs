@@ -17,7 +17,7 @@ use super::remote_error::RemoteError;
 use crate::store::format::cipher::Secrets;
 use crate::store::format::image_id::ImageId;
 use crate::store::format::manifest::Manifest;
-use crate::store::format::manifest_file;
+use crate::store::format::manifest_file::{self, ManifestError};
 use crate::store::format::pack::HEADER_LEN;
 
 /// Folder of the images.
@@ -70,8 +70,16 @@ impl ImageObject {
         let (list, manifest) = content.split_at(end.ok_or_else(|| damaged(&"it has no list"))?);
         let packs: Vec<String> = serde_json::from_slice(list).map_err(|error| damaged(&error))?;
         let id = ImageId::new(number).ok_or_else(|| damaged(&"it has no valid number"))?;
-        let manifest = manifest_file::decode(&manifest[1..], id, secrets)
-            .map_err(|error| damaged(&crate::printable::chain(&error)))?;
+        let manifest =
+            manifest_file::decode(&manifest[1..], id, secrets).map_err(|error| match error {
+                ManifestError::Encrypted
+                | ManifestError::NotEncrypted
+                | ManifestError::OtherKey => RemoteError::Key {
+                    url: bucket.url().to_owned(),
+                    reason: error.to_string(),
+                },
+                error => damaged(&crate::printable::chain(&error)),
+            })?;
         let is_whole =
             packs.len() == manifest.packs.len() && packs.iter().all(|name| is_pack(name));
         if is_whole {

@@ -48,6 +48,16 @@ pub enum RemoteError {
         /// The reason.
         reason: String,
     },
+    /// The images are sealed with another key, or one of both stores is not encrypted.
+    #[error(
+        "{url}: {reason}; name the key of the run's images (encryption.key_file or encryption.key_command), or none"
+    )]
+    Key {
+        /// The remote store.
+        url: String,
+        /// The reason.
+        reason: String,
+    },
     /// The remote store was written by a newer version.
     #[error("{url}: it needs a newer ckpt-run: its format is {format}")]
     Newer {

@@ -143,7 +143,7 @@ fn a_finished_run_is_not_started_elsewhere() {
     };
     assert_eq!(start(&place).wait(), 0, "{}", place.text("err"));
     assert_eq!(place.text("out"), "done\n");
-    assert_eq!(remote.state()["finished"], 0);
+    assert_eq!(remote.state()["finished"], true);
     // Twice each, also where a lease was taken only to find that out.
     for place in [&other, &place, &other] {
         assert_eq!(start(place).wait(), 0, "{}", place.text("err"));
@@ -151,7 +151,7 @@ fn a_finished_run_is_not_started_elsewhere() {
         let state = remote.state();
         assert_eq!(
             (&state["finished"], &state["released"]),
-            (&0.into(), &true.into())
+            (&true.into(), &true.into())
         );
     }
     assert_eq!(other.text("out"), "");

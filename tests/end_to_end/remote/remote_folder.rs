@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::PathBuf;
 
 use serde_json::Value;
@@ -15,11 +15,16 @@ pub(super) struct RemoteFolder {
     place: Place,
 }
 
+/// Returns a place that other users cannot access.
+fn closed() -> Place {
+    let place = Place::new();
+    fs::set_permissions(place.path(), fs::Permissions::from_mode(0o700)).unwrap();
+    place
+}
+
 impl RemoteFolder {
     pub(super) fn new() -> Self {
-        Self {
-            place: Place::new(),
-        }
+        Self { place: closed() }
     }
 
     pub(super) fn url(&self) -> String {
@@ -28,7 +33,7 @@ impl RemoteFolder {
 
     /// Returns another address of the folder, in which packs become inaccessible by [`View::refuse_packs`].
     pub(super) fn view(&self) -> View {
-        let place = Place::new();
+        let place = closed();
         for folder in ["images", "packs", "state"] {
             fs::create_dir(self.file(folder)).unwrap();
             symlink(self.file(folder), place.file(folder)).unwrap();

@@ -70,7 +70,7 @@ fn old_images_and_packs_are_removed() {
     let url = remote.url();
     let options = [&ON_REQUEST[..], &["--remote", &url]].concat();
     let mut run = place.start_python_with(&options, UNTIL_GO, |command| {
-        command.env("CKPT_RUN_REMOTE_KEEP_LAST", "1");
+        command.env("CKPT_RUN_REMOTE_KEEP", "1");
     });
     place.wait_for("out", "ready");
     let mut earlier = Vec::new();
