@@ -102,6 +102,41 @@ fn an_encrypted_run_continues_in_an_empty_folder() {
     assert!(!holds(&remote.file("."), b"hashlib"));
 }
 
+#[apply(as_root)]
+fn a_supervisor_that_cannot_begin_gives_the_lease_back() {
+    let (place, other, remote) = (Place::new(), Place::new(), RemoteFolder::new());
+    let made = other.verb(&["key", "generate", "key"]);
+    assert!(made.status.success(), "{}", stderr(&made));
+    let key = other.file("key");
+    let url = remote.url();
+    let first = StepsJob {
+        place: &place,
+        url: &url,
+        environment: &|_| {},
+    };
+    let with_a_key = StepsJob {
+        place: &other,
+        environment: &|command: &mut Command| {
+            command.env(KEY_FILE, &key);
+        },
+        ..first
+    };
+    let run = first.start_with_image();
+    let checksum = first.checksum();
+    kill(run);
+    let before = remote.state();
+    assert_eq!(with_a_key.start(&["--take-over"]).wait(), 125);
+    let said = other.text("err");
+    assert!(said.contains("encryption.key_file"), "{said}");
+    let after = remote.state();
+    assert_eq!(after["released"], true);
+    for what in ["holder", "tenure", "images"] {
+        assert_eq!(after[what], before[what], "{what}");
+    }
+    let mut run = first.start(&[]);
+    first.assert_result(&mut run, &place, &checksum);
+}
+
 #[apply(as_root_and_user)]
 fn a_second_supervisor_waits_for_the_lease() {
     let Some(server) = S3Server::start() else {
