@@ -2,7 +2,7 @@
 
 CARGO ?= cargo
 
-.PHONY: help setup build demo test check programs escalations wheel deb gpu
+.PHONY: help setup build demo test check programs escalations cuts wheel deb gpu
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s  %s\n", $$1, $$2 }' Makefile
@@ -30,6 +30,10 @@ programs: build ## install, kill and restore real programs that write files (roo
 
 escalations: build ## run jobs of user nobody that try to access root's files (root)
 	tests/escalations/run --rounds 100
+
+cuts: build ## cut a node off the network and continue its run on another one (root)
+	@scripts/setup-tests
+	tests/cuts/run
 
 wheel: ## build the wheels for pip in target/wheels: the program with its Python module, and CRIU (root)
 	@scripts/wheel
