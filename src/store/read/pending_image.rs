@@ -6,7 +6,7 @@
 //!      └─▶ visible in this process                                                            └─▶ an ordinary image
 //! ```
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::io;
 use std::sync::{Arc, Condvar, Mutex};
@@ -37,8 +37,9 @@ pub(crate) struct PendingImage {
     manifest: Manifest,
     files: Vec<File>,
     parts: Vec<Part>,
-    /// Position in `parts` by the pack and the end of the part.
-    by_place: BTreeMap<(u32, u64), usize>,
+    /// Position in `parts` of each chunk, by its pack and offset. Parts can overlap: one may contain bytes between its
+    /// chunks that another one needs.
+    by_chunk: HashMap<(u32, u64), usize>,
     arrival: Mutex<Arrival>,
     changed: Condvar,
 }
@@ -88,9 +89,12 @@ impl PendingImage {
     /// Creates the image, whose packs have these files.
     pub(crate) fn new(manifest: Manifest, files: Vec<File>) -> Self {
         let parts = parts(&manifest);
-        let places = parts.iter().map(|part| (part.pack, part.end));
+        let chunks = parts.iter().zip(0..).flat_map(|(part, number)| {
+            let offsets = part.chunks.iter().map(|(_, stored)| stored.offset);
+            offsets.map(move |offset| ((part.pack, offset), number))
+        });
         Self {
-            by_place: places.zip(0..).collect(),
+            by_chunk: chunks.collect(),
             arrival: Mutex::new(Arrival {
                 states: vec![PartState::Missing; parts.len()],
                 wanted: VecDeque::new(),
@@ -165,7 +169,7 @@ impl PendingImage {
         &self.files
     }
 
-    /// Fills `bytes` from a pack, as soon as they are there.
+    /// Fills `bytes` from a pack with the chunk at this offset, as soon as it is there.
     pub(crate) fn read(&self, pack: u32, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
         use std::os::unix::fs::FileExt;
         self.wait_for(pack, offset)?;
@@ -174,8 +178,7 @@ impl PendingImage {
 
     /// Waits for the part with a chunk.
     fn wait_for(&self, pack: u32, offset: u64) -> io::Result<()> {
-        let mut after = self.by_place.range((pack, offset + 1)..);
-        let Some((_, number)) = after.next() else {
+        let Some(number) = self.by_chunk.get(&(pack, offset)) else {
             return Err(io::ErrorKind::UnexpectedEof.into());
         };
         let mut arrival = locked(&self.arrival);
@@ -214,4 +217,48 @@ fn parts(manifest: &Manifest) -> Vec<Part> {
         });
     }
     parts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::format::manifest::tests::example;
+    use crate::store::format::manifest::{Chunk, Content};
+    use crate::store::format::pack::HEADER_BYTES;
+
+    /// The middle one of three chunks is used last, so the part of the other two contains its bytes.
+    #[test]
+    fn a_chunk_is_there_when_its_own_part_is() {
+        let mut manifest = example();
+        let Content::Stored(first) = manifest.chunks[0].content else {
+            panic!("the example's first chunk is stored");
+        };
+        let offset = |number: u64| HEADER_BYTES + 50 * number;
+        let chunk = |number| Chunk {
+            raw_len: 100,
+            content: Content::Stored(Stored {
+                offset: offset(number),
+                ..first
+            }),
+        };
+        manifest.chunks = vec![chunk(0), chunk(1), chunk(2)];
+        manifest.streams[0].chunks = vec![0, 2, 1];
+        let file = tempfile::tempfile().unwrap();
+        let pending = PendingImage::new(manifest, vec![file]);
+        let ranges = pending.parts.iter().map(|part| (part.begin, part.end));
+        assert!(ranges.eq([(offset(0), offset(3)), (offset(1), offset(2))]));
+
+        while let Some((number, part)) = pending.take() {
+            if part.chunks.len() == 1 {
+                pending.put(number, &[1; 50]).unwrap();
+            }
+        }
+        pending.fail("the network is down".to_owned());
+        let read = |number| pending.read(0, offset(number), &mut [0; 50]);
+        assert!(read(1).is_ok());
+        for number in [0, 2] {
+            assert_eq!(read(number).unwrap_err().to_string(), "the network is down");
+        }
+        assert!(!pending.is_whole());
+    }
 }
