@@ -64,6 +64,21 @@ pub(crate) struct RemoteRun {
     uploader: Mutex<Option<Uploader>>,
     /// True once the job of a lost lease was killed.
     obeyed: (Mutex<bool>, Condvar),
+    /// The state before, until the job can have run here.
+    before: Mutex<Option<Change>>,
+}
+
+/// A supervisor that could not begin leaves the run as it was: the former holder can continue as if nothing had happened.
+impl Drop for RemoteRun {
+    fn drop(&mut self) {
+        let change = locked(&self.before).take();
+        if let Some(change) = change {
+            // Not in this thread, which may be one of an async runtime.
+            std::thread::scope(|scope| {
+                scope.spawn(|| self.release(&change));
+            });
+        }
+    }
 }
 
 impl std::fmt::Debug for RemoteRun {
@@ -111,10 +126,12 @@ impl RemoteRun {
             record: Arc::new(Mutex::new(record)),
             uploader: Mutex::new(None),
             obeyed: Default::default(),
+            before: Mutex::new(Some(match &before {
+                Some(state) => Change::GiveBack(Box::new(state.clone())),
+                None => Change::Release { finished: false },
+            })),
         };
-        let begun = run
-            .find_beginning(before.as_ref(), store, lock)
-            .inspect_err(|_| run.give_back(before.as_ref()))?;
+        let begun = run.find_beginning(before.as_ref(), store, lock)?;
         if begun == Begun::Finished {
             run.end(true);
         }
@@ -144,20 +161,9 @@ impl RemoteRun {
         Ok(begun)
     }
 
-    /// Ends the lease of a supervisor that could not begin: the former holder can continue as if nothing had happened.
-    fn give_back(&self, before: Option<&State>) {
-        let change = match before {
-            Some(state) => Change::GiveBack {
-                holder: state.holder.clone(),
-                tenure: state.tenure,
-            },
-            None => Change::Release { finished: false },
-        };
-        self.release(&change);
-    }
-
     /// Renews the lease from now on; see [`Lease::keep`].
     pub(crate) fn keep(&self, on_loss: OnLoss) -> Result<(), RemoteError> {
+        *locked(&self.before) = None;
         self.lease.keep(on_loss)
     }
 
@@ -265,6 +271,7 @@ impl RemoteRun {
     }
 
     fn release(&self, change: &Change) {
+        *locked(&self.before) = None;
         *locked(&self.uploader) = None;
         match self.lease.release(change) {
             // Another supervisor has taken the lease.

@@ -103,10 +103,13 @@ impl State {
                     .images
                     .retain(|image| !objects.contains(&image.object));
             }
-            Change::GiveBack { holder, tenure } => {
-                state.holder = holder.clone();
-                state.tenure = *tenure;
-                state.released = true;
+            Change::GiveBack(before) => {
+                let epoch = self.epoch;
+                state = Self {
+                    epoch,
+                    released: true,
+                    ..(**before).clone()
+                };
             }
             Change::Release { finished } => {
                 state.released = true;
@@ -126,13 +129,8 @@ pub(crate) enum Change {
     Commit(RemoteImage),
     /// Images that are no longer kept, by their objects.
     Forget(Vec<String>),
-    /// The end of a supervisor that has not run the job: it goes on from what the former holder has.
-    GiveBack {
-        /// The former holder.
-        holder: Holder,
-        /// Its tenure.
-        tenure: u64,
-    },
+    /// The end of a supervisor that has not run the job: the run is as it was in this state, under its former holder.
+    GiveBack(Box<State>),
     /// The end of the supervisor.
     Release {
         /// True if the job has ended by itself, with exit code 0.

@@ -110,12 +110,7 @@ pub fn run(options: RunOptions) -> Result<u8, RunError> {
         .map(|terms| RemoteRun::begin(terms, &store, &lock))
         .transpose()?;
     let (remote, begun) = remote.map_or((None, Begun::Local), |(run, begun)| (Some(run), begun));
-    let plan = begin(&store, what, &directory, begun);
-    let plan = plan.inspect_err(|_| {
-        if let Some(remote) = &remote {
-            remote.end(false);
-        }
-    })?;
+    let plan = begin(&store, what, &directory, begun)?;
     let Some((state, beginning)) = plan else {
         if let (Some(remote), Begun::Local) = (&remote, begun) {
             // The end of the run was not recorded there.
