@@ -12,6 +12,7 @@ use super::lease::{Held, Time, Watched};
 use super::shared_state::{Change, Holder, State};
 use super::state_log::{Entry, StateLog};
 use crate::clock;
+use crate::printable::chain;
 use crate::store::RemoteError;
 use crate::store::remote::bucket::Bucket;
 use crate::sync::{locked, wait_for};
@@ -64,7 +65,7 @@ impl Lease {
         let ttl_ms = u64::try_from(terms.ttl.as_millis()).unwrap_or(u64::MAX);
         let mut known = log.newest(None)?;
         let mut watched: Option<Watched> = None;
-        let mut is_reported = false;
+        let (mut is_reported, mut is_failing) = (false, false);
         loop {
             let before = known.clone();
             if let Some(Entry { serial, state }) = &before
@@ -80,7 +81,16 @@ impl Lease {
                         report(&state.holder, left);
                     }
                     std::thread::sleep(left.min(LOOK));
-                    known = log.newest(before.as_ref())?;
+                    match log.newest(before.as_ref()) {
+                        Ok(newest) => known = newest,
+                        // A renewal that is not seen now is seen later, at the latest when the next entry exists already.
+                        Err(error @ RemoteError::Request { .. }) => {
+                            if !std::mem::replace(&mut is_failing, true) {
+                                tracing::warn!("still waiting for the lease: {}", chain(&error));
+                            }
+                        }
+                        Err(error) => return Err(error),
+                    }
                     continue;
                 }
             }
@@ -215,7 +225,7 @@ impl Shared {
                         tracing::warn!(
                             "cannot renew the lease of the remote store, the job is stopped in {} s if this lasts: {}",
                             left.as_secs(),
-                            crate::printable::chain(&error)
+                            chain(&error)
                         );
                     }
                     wait = RETRY;
