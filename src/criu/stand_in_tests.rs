@@ -84,7 +84,7 @@ print("all answers are right")
 const FILTERED: &str = r#"
 import ctypes, os, signal, sys, threading
 libc = ctypes.CDLL(None, use_errno=True)
-NO_NEW_PRIVILEGES, THREADS = 38, 1
+NO_NEW_PRIVILEGES, DIE_WITH_PARENT, THREADS = 38, 1, 1
 allow = ctypes.create_string_buffer(b"\x06\0\0\0\0\0\xff\x7f")
 class Program(ctypes.Structure): _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_void_p)]
 program = Program(1, ctypes.addressof(allow))
@@ -102,6 +102,7 @@ def child(prepare):
     r, w = os.pipe()
     pid = os.fork()
     if pid == 0:
+        libc.prctl(DIE_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
         for _ in range(of_sandbox): install()
         threads = prepare() or []
         os.write(w, b" ".join(b"%d" % thread for thread in [os.getpid(), *threads]))
@@ -118,11 +119,14 @@ def thread(then):
     return [begun.native_id]
 def mode(pid):
     folder = os.open(f"/proc/{pid}", os.O_PATH)
-    told = os.fdopen(os.open("status", os.O_RDONLY, dir_fd=folder)).read().splitlines()
+    # The thread may still be on its way to its pause: then more lines differ.
+    for _ in range(10000):
+        told = os.fdopen(os.open("status", os.O_RDONLY, dir_fd=folder)).read().splitlines()
+        true = open(f"/proc/{pid}/status").read().splitlines()
+        differ = [one for one, other in zip(told, true, strict=True) if one != other and "ctxt" not in one]
+        if all(line.startswith("Seccomp:") for line in differ): break
+    else: raise AssertionError(differ)
     os.close(folder)
-    true = open(f"/proc/{pid}/status").read().splitlines()
-    differ = [one for one, other in zip(told, true, strict=True) if one != other and "ctxt" not in one]
-    assert all(line.startswith("Seccomp:") for line in differ), differ
     return [line[-1] for line in told if line.startswith("Seccomp:")][0]
 def answers(prepare):
     pid, threads = child(prepare)
