@@ -59,6 +59,17 @@ pub(crate) fn wait_for<'a, T>(
     (guard, waited.timed_out())
 }
 
+/// Waits until `is_done`, for at most `limit`.
+pub(crate) fn wait_until<'a, T>(
+    condition: &Condvar,
+    guard: MutexGuard<'a, T>,
+    limit: Duration,
+    is_done: impl Fn(&T) -> bool,
+) -> MutexGuard<'a, T> {
+    let waited = condition.wait_timeout_while(guard, limit, |value| !is_done(value));
+    waited.unwrap_or_else(PoisonError::into_inner).0
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

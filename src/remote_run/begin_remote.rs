@@ -15,7 +15,7 @@ use crate::store::remote::bucket::Bucket;
 use crate::store::remote::download;
 use crate::store::remote::upload::Uploads;
 use crate::store::{ImageId, Store, StoreLock};
-use crate::sync::{locked, wait_for};
+use crate::sync::{locked, wait_until};
 
 /// Time for one operation on data with all its attempts: a pack of 32 MiB within it needs 110 KiB/s.
 const DATA_LIMIT: Duration = Duration::from_secs(300);
@@ -252,16 +252,8 @@ impl RemoteRun {
 
     /// Returns true if the job is killed within this time.
     pub(crate) fn is_obeyed_within(&self, limit: Duration) -> bool {
-        let until = clock::now() + limit;
-        let mut obeyed = locked(&self.obeyed.0);
-        while !*obeyed {
-            let left = until.saturating_duration_since(clock::now());
-            if left.is_zero() {
-                return false;
-            }
-            (obeyed, _) = wait_for(&self.obeyed.1, obeyed, left);
-        }
-        true
+        let obeyed = locked(&self.obeyed.0);
+        *wait_until(&self.obeyed.1, obeyed, limit, |obeyed| *obeyed)
     }
 
     /// Ends the lease, so that no other machine needs to wait. `finished` is true if the job has ended by itself, with

@@ -123,7 +123,7 @@ impl State {
 /// Change of the state by the holder of the lease.
 #[derive(Clone, Debug)]
 pub(crate) enum Change {
-    /// Nothing but the end of the lease.
+    /// A later end of the lease.
     Renew,
     /// A new complete image.
     Commit(RemoteImage),

@@ -15,7 +15,7 @@ use crate::store::RemoteError;
 use crate::store::RemoteImage;
 use crate::store::remote::upload::Uploads;
 use crate::store::{ByteCounter, Companion, ImageId, ReadError, Store};
-use crate::sync::{locked, wait, wait_for};
+use crate::sync::{locked, wait, wait_until};
 
 /// Delays before the next attempt after a failure.
 const RETRY_MIN: Duration = Duration::from_secs(1);
@@ -29,7 +29,7 @@ pub(crate) type Uploaded = Box<dyn Fn(ImageId, &RemoteImage) + Send>;
 /// Reads what the remote store has.
 pub(crate) type Begin = Box<dyn Fn() -> Result<Uploads, RemoteError> + Send>;
 
-/// What the uploads of a run have reached.
+/// Progress of the uploads of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct UploadProgress {
@@ -146,16 +146,11 @@ impl Shared {
                         tracing::warn!(image = %id, "cannot upload the image, it is tried again: {reason}");
                     }
                     state.progress.failure = Some(reason);
-                    let until = clock::now() + delay;
-                    delay = (delay * 2).min(RETRY_MAX);
                     // A newer image does not shorten the wait: the server may be overloaded.
-                    while !state.is_closed {
-                        let left = until.saturating_duration_since(clock::now());
-                        if left.is_zero() {
-                            break;
-                        }
-                        (state, _) = wait_for(&self.changed, state, left);
-                    }
+                    drop(wait_until(&self.changed, state, delay, |state| {
+                        state.is_closed
+                    }));
+                    delay = (delay * 2).min(RETRY_MAX);
                 }
             }
         }

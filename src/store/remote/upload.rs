@@ -148,7 +148,7 @@ impl Uploads {
             .iter()
             .flat_map(|(object, packs)| packs.iter().chain([object]))
             .collect();
-        let garbage: Vec<String> = self
+        let garbage: HashSet<String> = self
             .existing
             .iter()
             .filter(|name| !needed.contains(name))
