@@ -86,7 +86,8 @@ fn open_to_current(peer: usize) -> Result<(), c_int> {
     let mut state = STATE.lock();
     let access = Access::full(device);
     for entry in state.table.entries() {
-        if entry.device == owner && entry.mapped {
+        // A program gives access to its own pieces itself.
+        if entry.device == owner && entry.mapped && !entry.is_programs() {
             // SAFETY: the entry is mapped there.
             check(unsafe {
                 driver::set_access(entry.address, length(entry), &raw const access, 1)

@@ -27,6 +27,7 @@ pub const DESCRIPTOR: c_int = 1;
 pub const GRANULARITY_MINIMUM: c_int = 0;
 
 /// `CUmemAllocationProp`: pinned memory of a device that can be exported as a descriptor.
+#[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Properties {
     kind: c_int,
@@ -78,6 +79,24 @@ impl Properties {
     pub fn device(&self) -> c_int {
         self.location.id
     }
+
+    /// Returns true for memory of a device that could be exported as a descriptor and has no other features.
+    pub fn is_plain(&self) -> bool {
+        let pinned = self.kind == 1 && self.location.kind == 1 && self.windows.is_null();
+        pinned
+            && self.handle_types & !DESCRIPTOR == 0
+            && (self.compression, self.usage, self.reserved) == (0, 0, [0; 4])
+    }
+
+    /// Returns the types of handles, and whether the memory is for GPUDirect RDMA.
+    pub fn features(&self) -> (c_int, bool) {
+        (self.handle_types, self.rdma != 0)
+    }
+
+    /// Replaces the types of handles.
+    pub fn set_handle_types(&mut self, types: c_int) {
+        self.handle_types = types;
+    }
 }
 
 impl Location {
@@ -93,6 +112,19 @@ impl Access {
             location: Location::device(device),
             flags: 3,
         }
+    }
+
+    /// Returns the access of a device that may read, and may write.
+    pub const fn of(device: c_int, writes: bool) -> Self {
+        let mut access = Self::full(device);
+        access.flags = if writes { 3 } else { 1 };
+        access
+    }
+
+    /// Returns the device, whether it may read, and whether it may write; `None` if the description is not of a device.
+    pub fn parts(&self) -> Option<(c_int, bool, bool)> {
+        let is_device = self.location.kind == 1;
+        is_device.then_some((self.location.id, self.flags & 1 != 0, self.flags & 2 != 0))
     }
 }
 

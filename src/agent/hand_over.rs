@@ -23,7 +23,7 @@ use core::{ptr, slice};
 use super::datagram::{self, Incoming, NO_SEGMENT, Outgoing};
 use super::driver::{self, check};
 use super::lock::Guard;
-use super::memory::{self, BYTES, IMPORTED, SEGMENTS, STATE, State, length};
+use super::memory::{self, BYTES, IMPORTED, SEGMENTS, STATE, State};
 use super::probe::{enter, leave, probe_devices};
 use super::remake::{self, MOVED};
 use super::sys;
@@ -33,6 +33,8 @@ use super::wire::{self, BATCH_MAX, MAGIC, Reply, Request, VERSION};
 
 /// Set after the job shared the driver's own memory with another process.
 pub static SHARES: AtomicBool = AtomicBool::new(false);
+/// Set after the job mapped memory in a way that the agent does not follow.
+pub static OPAQUE: AtomicBool = AtomicBool::new(false);
 /// Set after the job shared the agent's memory with another process.
 pub static LENDS: AtomicBool = AtomicBool::new(false);
 
@@ -126,6 +128,7 @@ impl HandOver {
                     | flag(imported, wire::IMPORTED)
                     | flag(SHARES.load(Ordering::Relaxed), wire::SHARES)
                     | flag(LENDS.load(Ordering::Relaxed), wire::LENDS)
+                    | flag(OPAQUE.load(Ordering::Relaxed), wire::OPAQUE)
                     | flag(MOVED.load(Ordering::Relaxed), wire::MOVED),
                 bytes: BYTES.load(Ordering::Relaxed),
                 serial: request.serial,
@@ -292,14 +295,11 @@ impl HandOver {
 /// Unmaps all memory, or none.
 fn unmap_all(state: &mut State) -> Result<(), Failure> {
     for position in 0..state.table.entries().len() {
-        let entry = &mut state.table.entries_mut()[position];
-        let done = enter(entry).and_then(|()| {
-            // SAFETY: mapped there, and the GPU is idle.
-            check(unsafe { driver::unmap(entry.address, length(entry)) })
-        });
-        match done {
-            Ok(()) => entry.mapped = false,
-            Err(code) => return Err(undo(state, code)),
+        let mut entry = state.table.entries()[position];
+        let done = enter(&entry).and_then(|()| memory::unmap(state, &mut entry));
+        state.table.entries_mut()[position] = entry;
+        if let Err(code) = done {
+            return Err(undo(state, code));
         }
     }
     Ok(())
@@ -381,17 +381,15 @@ fn take_back(state: &mut State, position: usize, descriptor: c_int) -> Result<()
 
 /// Undoes [`take_back`]. Memory that the driver fails to unmap stays marked as mapped.
 fn let_go(state: &mut State, position: usize) {
-    let entry = &mut state.table.entries_mut()[position];
-    // SAFETY: mapped there, and not yet used.
-    let done =
-        enter(entry).and_then(|()| check(unsafe { driver::unmap(entry.address, length(entry)) }));
+    let mut entry = state.table.entries()[position];
+    let done = enter(&entry).and_then(|()| memory::unmap(state, &mut entry));
     if done.is_ok() {
         // SAFETY: owned by the agent, not mapped, and not used after this.
         unsafe { driver::release(entry.handle) };
         // SAFETY: owned by the agent.
         unsafe { sys::close(entry.descriptor) };
         entry.descriptor = -1;
-        entry.mapped = false;
         IMPORTED.fetch_sub(1, Ordering::Relaxed);
     }
+    state.table.entries_mut()[position] = entry;
 }

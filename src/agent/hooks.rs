@@ -4,10 +4,10 @@
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use core::mem::transmute;
 
-use super::driver::NOT_INITIALIZED;
+use super::driver::{Access, NOT_INITIALIZED, Properties};
 use super::interpose::{self, Hook};
 use super::share::{self, IpcHandle};
-use super::{contexts, memory};
+use super::{contexts, memory, program_memory};
 
 // SAFETY: contains only addresses of functions and of text.
 unsafe impl Sync for Hook {}
@@ -91,6 +91,28 @@ hooks! {
     cuIpcOpenMemHandle_v2 = share::open_handle, c"cuIpcOpenMemHandle", 11000
         (address: *mut u64, handle: IpcHandle, flags: c_uint);
     cuIpcCloseMemHandle = share::close_handle, c"cuIpcCloseMemHandle", 4010 (address: u64);
+    cuMemCreate = program_memory::create, c"cuMemCreate", 10020
+        (handle: *mut u64, len: usize, properties: *const Properties, flags: u64);
+    cuMemRelease = program_memory::release, c"cuMemRelease", 10020 (handle: u64);
+    cuMemMap = program_memory::map, c"cuMemMap", 10020
+        (address: u64, len: usize, offset: usize, handle: u64, flags: u64);
+    cuMemUnmap = program_memory::unmap, c"cuMemUnmap", 10020 (address: u64, len: usize);
+    cuMemSetAccess = program_memory::set_access, c"cuMemSetAccess", 10020
+        (address: u64, len: usize, access: *const Access, count: usize);
+    cuMemExportToShareableHandle = program_memory::export, c"cuMemExportToShareableHandle", 10020
+        (out: *mut c_void, handle: u64, kind: c_int, flags: u64);
+    cuMemImportFromShareableHandle = program_memory::import, c"cuMemImportFromShareableHandle", 10020
+        (out: *mut u64, handle: *mut c_void, kind: c_int);
+    cuMemGetAllocationPropertiesFromHandle = program_memory::get_properties,
+        c"cuMemGetAllocationPropertiesFromHandle", 10020 (out: *mut Properties, handle: u64);
+    cuMemRetainAllocationHandle = program_memory::retain, c"cuMemRetainAllocationHandle", 11000
+        (out: *mut u64, address: *mut c_void);
+    cuMulticastCreate = program_memory::create_multicast, c"cuMulticastCreate", 12010
+        (out: *mut u64, properties: *const c_void);
+    cuMulticastBindMem = program_memory::bind_multicast, c"cuMulticastBindMem", 12010
+        (multicast: u64, at: usize, handle: u64, offset: usize, len: usize, flags: u64);
+    cuMulticastBindMem_v2 = program_memory::bind_multicast_of, c"cuMulticastBindMem", 13010
+        (multicast: u64, device: c_int, at: usize, handle: u64, offset: usize, len: usize, flags: u64);
 }
 
 const fn name(text: &'static str) -> &'static CStr {

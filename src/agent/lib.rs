@@ -2,7 +2,7 @@
 //! preloads.
 //!
 //! ```text
-//! the job ── dlsym, cuGetProcAddress, symbols ──▶ interpose, hooks ──▶ memory, contexts ──▶ driver
+//! the job ── dlsym, cuGetProcAddress, symbols ──▶ interpose, hooks ──▶ memory, program_memory, contexts ──▶ driver
 //! the supervisor ── datagrams ──▶ service, datagram ──▶ hand_over ────────▶ memory ───────┘
 //! ```
 //! It allocates large pieces of device memory in a form that another process can hold. During a snapshot the supervisor
@@ -30,6 +30,7 @@ mod interpose;
 mod lock;
 mod memory;
 mod probe;
+mod program_memory;
 mod remake;
 mod service;
 mod share;

@@ -12,9 +12,8 @@ use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use super::devices::{DEVICES_MAX, Devices};
 use super::driver::{self, Access, Properties, check};
 use super::lock::{Guard, Lock};
-use super::service;
-use super::sys;
-use super::table::{Entry, Table};
+use super::table::{Entry, HANDLE_MIN, Mapping, Table};
+use super::{program_memory, service, sys};
 
 /// Minimum length of a covered allocation: the driver packs many smaller ones into a granule.
 const COVERED_MIN: usize = 2 << 20;
@@ -23,16 +22,23 @@ const WASTE_PARTS: usize = 8;
 
 /// State of the agent.
 pub struct State {
-    pub table: Table,
+    /// All pieces.
+    pub table: Table<Entry>,
+    /// Mappings of the program's own pieces.
+    pub mappings: Table<Mapping>,
     pub devices: Devices,
     /// Next segment number; 0 if none was assigned yet.
     next_id: u64,
+    /// Sum of the lengths of all program's own pieces so far.
+    handles: u64,
 }
 
 pub static STATE: Lock<State> = Lock::new(State {
-    table: Table::new(),
+    table: Table::new(Entry::ZEROS),
+    mappings: Table::new(Mapping::ZEROS),
     devices: Devices::new(),
     next_id: 0,
+    handles: 0,
 });
 /// Number of pieces, their bytes, and the number of imported pieces, readable without the lock.
 pub static SEGMENTS: AtomicUsize = AtomicUsize::new(0);
@@ -76,11 +82,7 @@ fn covered(asked: usize) -> Option<u64> {
         return None;
     }
     service::start()?;
-    let id = match state.next_id {
-        // The numbers must differ from those of an earlier process with the same pid: memory is identified by both.
-        0 => sys::microseconds(),
-        next => next,
-    };
+    let id = state.new_id();
     let entry = Entry {
         len: len as u64,
         asked: asked as u64,
@@ -89,13 +91,12 @@ fn covered(asked: usize) -> Option<u64> {
         device,
         ..Entry::NONE
     };
-    let entry = make(&state, entry, |handle, len| {
+    let entry = make(&mut state, entry, |handle, len| {
         let properties = Properties::new(device, rdma);
         // SAFETY: there is room for the result, and the properties are complete.
         check(unsafe { driver::create(handle, len, &raw const properties, 0) })
     })
     .ok()?;
-    state.next_id = id + 1;
     state.insert(entry);
     Some(entry.address)
 }
@@ -115,7 +116,7 @@ pub fn current() -> Option<(usize, c_int)> {
 
 /// Reserves an address range, gets a handle and maps it; a failure is undone.
 pub fn make(
-    state: &State,
+    state: &mut State,
     mut entry: Entry,
     get: impl FnOnce(*mut u64, usize) -> Result<(), c_int>,
 ) -> Result<Entry, c_int> {
@@ -136,8 +137,12 @@ pub fn make(
     Ok(entry)
 }
 
-/// Maps the entry's handle at its address, for its device and all devices with access to its memory.
-pub fn map(state: &State, entry: &mut Entry) -> Result<(), c_int> {
+/// Maps the entry's handle: at its address, for its device and all devices with access to its memory, or where the
+/// program had it mapped.
+pub fn map(state: &mut State, entry: &mut Entry) -> Result<(), c_int> {
+    if entry.is_programs() {
+        return program_memory::map_all(state, entry);
+    }
     let len = length(entry);
     // SAFETY: the address is reserved for the entry, and nothing is mapped there.
     check(unsafe { driver::map(entry.address, len, 0, entry.handle, 0) })?;
@@ -157,6 +162,18 @@ pub fn map(state: &State, entry: &mut Entry) -> Result<(), c_int> {
         unsafe { driver::unmap(entry.address, len) };
     })?;
     entry.mapped = true;
+    Ok(())
+}
+
+/// Unmaps the entry everywhere; its handle stays. After an error, [`map`] maps what is missing if the entry is not
+/// `mapped`.
+pub fn unmap(state: &mut State, entry: &mut Entry) -> Result<(), c_int> {
+    if entry.is_programs() {
+        return program_memory::unmap_all(state, entry);
+    }
+    // SAFETY: mapped there, and the GPU is idle.
+    check(unsafe { driver::unmap(entry.address, length(entry)) })?;
+    entry.mapped = false;
     Ok(())
 }
 
@@ -277,6 +294,24 @@ pub fn length(entry: &Entry) -> usize {
 }
 
 impl State {
+    /// Returns a new segment number.
+    pub fn new_id(&mut self) -> u64 {
+        let id = match self.next_id {
+            // The numbers must differ from those of an earlier process with the same pid: memory is identified by both.
+            0 => sys::microseconds(),
+            next => next,
+        };
+        self.next_id = id + 1;
+        id
+    }
+
+    /// Returns a new handle for a program's own piece. Pieces do not overlap if handles are taken as addresses.
+    pub fn new_handle(&mut self, len: u64) -> u64 {
+        let handle = HANDLE_MIN + self.handles;
+        self.handles += len;
+        handle
+    }
+
     pub fn insert(&mut self, entry: Entry) {
         if self.table.insert(entry) {
             SEGMENTS.fetch_add(1, Ordering::Release);
@@ -328,6 +363,7 @@ pub unsafe fn abandon() {
         }
     }
     state.table.clear();
+    state.mappings.clear();
     state.next_id = 0;
     SEGMENTS.store(0, Ordering::Release);
 }

@@ -66,7 +66,7 @@ fn probe_device(state: &mut State, entry: &Entry) -> Result<(), c_int> {
     } else if code == driver::OUT_OF_MEMORY {
         // The GPU is full: instead, an existing mapping gets the access that it already has.
         code = driver::SUCCESS;
-        if entry.mapped {
+        if entry.mapped && !entry.is_programs() {
             let access = Access::full(entry.device);
             // SAFETY: mapped there.
             code =

@@ -43,6 +43,11 @@ fn make(state: &mut State, mut entry: Entry) -> Result<Entry, c_int> {
         .devices
         .known(entry.device)
         .ok_or(driver::INVALID_VALUE)?;
+    let rdma = if entry.is_programs() {
+        entry.rdma
+    } else {
+        rdma
+    };
     let properties = Properties::new(entry.device, rdma);
     let len = length(&entry);
     // SAFETY: there is room for the result, and the properties are complete.
@@ -56,18 +61,17 @@ fn make(state: &mut State, mut entry: Entry) -> Result<Entry, c_int> {
 
 /// Releases the created memory and returns the failure.
 pub fn undo(state: &mut State, failure: Failure) -> Failure {
-    for entry in state.table.entries_mut().iter_mut() {
+    for position in 0..state.table.entries().len() {
+        let mut entry = state.table.entries()[position];
         if !entry.mapped {
             continue;
         }
-        // SAFETY: mapped there, and not yet used.
-        let unmap = || check(unsafe { driver::unmap(entry.address, length(entry)) });
-        if let Err(code) = enter(entry).and_then(|()| unmap()) {
+        if let Err(code) = enter(&entry).and_then(|()| memory::unmap(state, &mut entry)) {
             return Failure::Lost(code);
         }
         // SAFETY: owned by the agent, not mapped, and not used after this.
         unsafe { driver::release(entry.handle) };
-        entry.mapped = false;
+        state.table.entries_mut()[position] = entry;
     }
     failure
 }

@@ -92,8 +92,9 @@ fn lend(address: u64) -> Option<Entry> {
     Some(*entry)
 }
 
-/// Records that the driver's own memory was shared, if the call succeeded, so that the supervisor is informed.
-fn shared(code: c_int) -> c_int {
+/// Records that memory was shared in a way that the agent does not follow, if the call succeeded, so that the supervisor
+/// is informed.
+pub fn shared(code: c_int) -> c_int {
     if code == driver::SUCCESS && service::is_ready() {
         SHARES.store(true, Ordering::Relaxed);
         let _state = STATE.lock();

@@ -79,8 +79,8 @@ pub const LOST: u32 = 5;
 pub const RELEASED: u32 = 1;
 /// Flag: some memory was provided by the supervisor before. The driver cannot restore it; only RELEASE and MAP can.
 pub const IMPORTED: u32 = 2;
-/// Flag: the process has shared the driver's own memory with others, or uses theirs (CUDA IPC), which cannot be
-/// restored.
+/// Flag: the process has shared the driver's own memory with others, or uses theirs (CUDA IPC or exported handles), which
+/// cannot be restored.
 pub const SHARES: u32 = 4;
 /// Flag: the process was restored onto another GPU, so its driver cannot import memory. MAP would fail, and RELEASE is
 /// refused. Only the driver's checkpoint can save its memory.
@@ -88,6 +88,9 @@ pub const MOVED: u32 = 8;
 /// Flag: the process has shared segments with others, or uses theirs (CUDA IPC). ORIGINS lists them; RELEASE and MAP of
 /// all these processes restore them.
 pub const LENDS: u32 = 16;
+/// Flag: the process maps memory in a way that the agent does not follow: multicast, access of the host, or more mappings
+/// than its table has. It cannot be restored.
+pub const OPAQUE: u32 = 32;
 
 /// Request of the supervisor to an agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,7 +126,7 @@ pub struct Reply {
     pub count: u32,
     /// Total number of segments.
     pub total: u32,
-    /// `RELEASED`, `IMPORTED`, `SHARES`, `MOVED`, `LENDS`.
+    /// `RELEASED`, `IMPORTED`, `SHARES`, `MOVED`, `LENDS`, `OPAQUE`.
     pub flags: u32,
     /// Total length of all segments in bytes.
     pub bytes: u64,

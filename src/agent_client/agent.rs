@@ -50,6 +50,8 @@ pub struct Hello {
     /// True if the process was restored onto another GPU: its driver cannot import memory there, so only the driver can
     /// save its memory.
     pub moved: bool,
+    /// True if the process maps memory in a way that the agent does not follow, which cannot be restored.
+    pub opaque: bool,
 }
 
 /// Owner of a piece of memory that several processes have mapped.
@@ -149,6 +151,7 @@ impl<'a> Agent<'a> {
                 shares: reply.flags & wire::SHARES != 0,
                 lends: reply.flags & wire::LENDS != 0,
                 moved: reply.flags & wire::MOVED != 0,
+                opaque: reply.flags & wire::OPAQUE != 0,
             })),
             Err(AgentError::Gone { .. }) => Ok(None),
             Err(error) => Err(error),

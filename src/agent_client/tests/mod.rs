@@ -240,8 +240,9 @@ fn a_full_table_takes_no_more() {
 }
 
 /// Returns the table that all tests share: it is too large for a stack.
-fn empty_table() -> MutexGuard<'static, table::Table> {
-    static TABLE: Mutex<table::Table> = Mutex::new(table::Table::new());
+fn empty_table() -> MutexGuard<'static, table::Table<table::Entry>> {
+    static TABLE: Mutex<table::Table<table::Entry>> =
+        Mutex::new(table::Table::new(table::Entry::ZEROS));
     let mut table = TABLE.lock().unwrap_or_else(PoisonError::into_inner);
     table.clear();
     table

@@ -39,10 +39,20 @@ pub enum ResidentError {
     },
     /// A process shares device memory in a way that cannot be restored.
     #[error(
-        "process {pid} shares GPU memory with other processes (CUDA IPC) in a way that cannot be restored: in pieces \
-         below 2 MiB, or after a restore onto other GPUs"
+        "process {pid} shares GPU memory with other processes in a way that cannot be restored: by CUDA IPC in pieces \
+         below 2 MiB or after a restore onto other GPUs, or by exported handles of cuMemCreate (NCCL: set \
+         NCCL_CUMEM_ENABLE=0)"
     )]
     Shares {
+        /// Pid as the job sees it.
+        pid: i32,
+    },
+    /// A process maps device memory in a way that the agent does not follow.
+    #[error(
+        "process {pid} maps GPU memory in a way that cannot be restored: NVLink multicast (set NCCL_NVLS_ENABLE=0 and \
+         TORCH_SYMM_MEM_DISABLE_MULTICAST=1), access of the host to memory of cuMemCreate, or more than 16,384 mappings"
+    )]
+    Opaque {
         /// Pid as the job sees it.
         pid: i32,
     },
@@ -111,6 +121,7 @@ impl ResidentError {
             | Self::Agent { .. }
             | Self::Busy { .. }
             | Self::Shares { .. }
+            | Self::Opaque { .. }
             | Self::Descriptors { .. }
             | Self::Newcomer { .. }
             | Self::Copier(_)
@@ -138,7 +149,9 @@ impl ResidentError {
         match self {
             Self::Halt(error) => FailureKind::of_halt(error),
             Self::Cuda(error) => FailureKind::of(error),
-            Self::Shares { .. } | Self::Descriptors { .. } => FailureKind::Unsupported,
+            Self::Shares { .. } | Self::Opaque { .. } | Self::Descriptors { .. } => {
+                FailureKind::Unsupported
+            }
             Self::Busy { .. }
             | Self::Newcomer { .. }
             | Self::Agent {

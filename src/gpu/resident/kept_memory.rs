@@ -368,6 +368,7 @@ impl ResidentError {
             Self::Agent { .. } | Self::Busy { .. } | Self::Halt(_) => !self.job_is_lost(),
             Self::Cuda(_)
             | Self::Shares { .. }
+            | Self::Opaque { .. }
             | Self::Descriptors { .. }
             | Self::Newcomer { .. }
             | Self::Lost { .. }

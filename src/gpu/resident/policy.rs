@@ -44,10 +44,10 @@ impl Cover {
         self.hello.as_ref().is_some_and(bound)
     }
 
-    /// Returns true if the memory cannot be restored at all: it is the driver's own and shared with other processes, or
-    /// it was moved to a GPU on which memory cannot be imported.
+    /// Returns true if the memory cannot be restored at all: it is the driver's own and shared with other processes, it
+    /// was moved to a GPU on which memory cannot be imported, or the agent does not know how it is mapped.
     fn is_hopeless(&self) -> bool {
-        let hopeless = |hello: &Hello| hello.shares || hello.lends && hello.moved;
+        let hopeless = |hello: &Hello| hello.shares || hello.opaque || hello.lends && hello.moved;
         self.hello.as_ref().is_some_and(hopeless)
     }
 }
@@ -98,7 +98,13 @@ pub(crate) fn choose(
     covers: Vec<Cover>,
 ) -> Result<Way, ResidentError> {
     if let Some(cover) = covers.iter().find(|cover| cover.is_hopeless()) {
-        return Err(ResidentError::Shares { pid: cover.pid });
+        let pid = cover.pid;
+        let opaque = cover.hello.as_ref().is_some_and(|hello| hello.opaque);
+        return Err(if opaque {
+            ResidentError::Opaque { pid }
+        } else {
+            ResidentError::Shares { pid }
+        });
     }
     let hellos = covers.iter().filter_map(|cover| cover.hello.as_ref());
     let pieces: u64 = hellos.map(|hello| u64::from(hello.segments)).sum();
@@ -146,6 +152,7 @@ mod tests {
                 shares: false,
                 lends: false,
                 moved: false,
+                opaque: false,
             }),
         }
     }
@@ -257,10 +264,20 @@ mod tests {
             resident(Memory::Driver, Purpose::Pause, &lends(false)),
             Some(1)
         );
-        for covers in [[sharing(imported(cover(5)))], lends(true)] {
+        let mut multicast = cover(5);
+        multicast.hello.as_mut().unwrap().opaque = true;
+        for (covers, reason) in [
+            ([sharing(imported(cover(5)))], "shares GPU memory"),
+            (lends(true), "shares GPU memory"),
+            ([multicast], "NVLink multicast"),
+        ] {
             let error =
                 choose(Memory::Driver, Purpose::Snapshot, 1024, covers.to_vec()).unwrap_err();
-            assert!(error.to_string().contains("process 300"), "{error}");
+            let text = error.to_string();
+            assert!(
+                text.contains("process 300") && text.contains(reason),
+                "{text}"
+            );
         }
     }
 }

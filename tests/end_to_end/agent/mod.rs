@@ -3,6 +3,7 @@
 mod agent_job;
 mod allocation;
 mod hand_over;
+mod program_memory;
 mod remake;
 mod sharing;
 mod strangers;

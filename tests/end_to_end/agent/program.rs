@@ -102,12 +102,78 @@ cuda! {
     open_handle "cuIpcOpenMemHandle_v2" "cuIpcOpenMemHandle" 11000 (address: *mut u64, handle: Handle, flags: u32);
     close_handle "cuIpcCloseMemHandle" "cuIpcCloseMemHandle" 4010 (address: u64);
     download "cuMemcpyDtoH_v2" "cuMemcpyDtoH" 3020 (to: *mut c_void, address: u64, len: usize);
+    reserve "cuMemAddressReserve" "cuMemAddressReserve" 10020
+        (address: *mut u64, len: usize, alignment: usize, wanted: u64, flags: u64);
+    make "cuMemCreate" "cuMemCreate" 10020 (handle: *mut u64, len: usize, properties: *const Properties, flags: u64);
+    drop_handle "cuMemRelease" "cuMemRelease" 10020 (handle: u64);
+    map "cuMemMap" "cuMemMap" 10020 (address: u64, len: usize, offset: usize, handle: u64, flags: u64);
+    unmap "cuMemUnmap" "cuMemUnmap" 10020 (address: u64, len: usize);
+    set_access "cuMemSetAccess" "cuMemSetAccess" 10020
+        (address: u64, len: usize, access: *const [c_int; 3], count: usize);
+    share "cuMemExportToShareableHandle" "cuMemExportToShareableHandle" 10020
+        (descriptor: *mut c_int, handle: u64, kind: c_int, flags: u64);
+    take "cuMemImportFromShareableHandle" "cuMemImportFromShareableHandle" 10020
+        (handle: *mut u64, descriptor: *mut c_void, kind: c_int);
+    retain_handle "cuMemRetainAllocationHandle" "cuMemRetainAllocationHandle" 11000
+        (handle: *mut u64, address: *mut c_void);
+    properties "cuMemGetAllocationPropertiesFromHandle" "cuMemGetAllocationPropertiesFromHandle" 10020
+        (properties: *mut Properties, handle: u64);
 }
 
 /// `CUipcMemHandle`.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Handle([u8; 64]);
+
+/// `CUmemAllocationProp`: type, types of handles, type and number of the location, and the rest.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Properties([c_int; 8]);
+
+/// Calls a driver function for memory that this program maps itself. Handles and addresses have names.
+fn mapped(names: &mut HashMap<String, u64>, words: &[&str]) -> Option<String> {
+    let value = |place: usize| names.get(words[place]).copied().unwrap_or(0);
+    let len = |place: usize| words[place].parse::<usize>().unwrap();
+    // An address is a name, and the number of bytes from there.
+    let address = |place: usize| value(place) + len(place + 1) as u64;
+    let mut result = 0;
+    let code = match words[0] {
+        "reserve" => reserve(&raw mut result, len(2), 0, 0, 0),
+        "create" => {
+            let (types, device) = (words[3].parse().unwrap(), 0);
+            let properties = Properties([1, types, 1, device, 0, 0, 0, 0]);
+            make(&raw mut result, len(2), &raw const properties, 0)
+        }
+        "retain" => retain_handle(&raw mut result, address(2) as *mut c_void),
+        "import" => {
+            let mut descriptor = -1;
+            share(&raw mut descriptor, value(2), 1, 0);
+            take(&raw mut result, descriptor as usize as *mut c_void, 1)
+        }
+        "drop" => return Some(drop_handle(value(1)).to_string()),
+        "map" => return Some(map(address(1), len(3), 0, value(4), 0).to_string()),
+        "unmap" => return Some(unmap(address(1), len(3)).to_string()),
+        "access" => {
+            let access = [1, 0, words[4].parse().unwrap()];
+            return Some(set_access(address(1), len(3), &raw const access, 1).to_string());
+        }
+        "put" => return Some(write(address(1), len(3), len(4) as u64).to_string()),
+        "look" => return Some(is_same(address(1), len(3), len(4) as u64).to_string()),
+        "types" => {
+            let mut found = Properties([0; 8]);
+            let code = properties(&raw mut found, value(1));
+            return Some(format!("{code} {:?}", &found.0[..4]));
+        }
+        "share" => {
+            let mut descriptor = -1;
+            let code = share(&raw mut descriptor, value(1), 1, 0);
+            return Some(format!("{code} {}", descriptor >= 0));
+        }
+        _ => return None,
+    };
+    names.insert(words[1].to_owned(), result);
+    Some(format!("{code} {}", result != 0))
+}
 
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
@@ -210,9 +276,14 @@ fn symbol_of_all(name: &str) -> bool {
 
 fn main() {
     let mut contexts: HashMap<u64, usize> = HashMap::new();
+    let mut names = HashMap::new();
     for line in std::io::stdin().lock().lines() {
         let line = line.unwrap();
         let words: Vec<&str> = line.split(' ').collect();
+        if let Some(answer) = mapped(&mut names, &words) {
+            println!("{answer}");
+            continue;
+        }
         let number = |index: usize| words[index].parse::<u64>().unwrap();
         let len = |index: usize| words[index].parse::<usize>().unwrap();
         let device = |index: usize| words[index].parse::<c_int>().unwrap();

@@ -132,6 +132,12 @@ ONE_GPU = (
         more=(("MALLOC_ARENA_MAX", "1"),),
     ),
     Job(
+        "maps",
+        f"../maps 64 STEPS PACE {RESULT}",
+        (),
+        program="tests/gpu/jobs/maps.cu",
+    ),
+    Job(
         "expandable",
         "JOBS/big.py --gib 2",
         more=(("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),),
