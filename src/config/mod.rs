@@ -32,6 +32,7 @@ pub use model::{
 };
 pub use operation::{Hang, HangAction, HookCommand, Hooks, Interval, Jitter, Occasion};
 pub use restart_settings::{Restart, RestartLimit, RestartPolicy, WithoutImage};
+pub(crate) use sources::PROJECT_FILE;
 pub use sources::{Origin, Override, ProjectFile, Sources};
 
 pub use units::ExitStatus;

@@ -11,7 +11,7 @@ use super::ConfigError;
 /// The machine's settings file.
 const SYSTEM_FILE: &str = "/etc/ckpt-run/config.toml";
 /// The project's settings file, in the working directory.
-const PROJECT_FILE: &str = "ckpt-run.toml";
+pub(crate) const PROJECT_FILE: &str = "ckpt-run.toml";
 /// The prefix of ckpt-run's variables.
 pub(super) const PREFIX: &str = "CKPT_RUN_";
 /// The variable that names the project's file.
@@ -188,7 +188,7 @@ mod tests {
         assert_eq!(sources(&[variable], None).project, named("/variable.toml"));
         assert_eq!(
             sources(&[("CKPT_RUN_CONFIG", "")], None).project,
-            ProjectFile::InWorkingDirectory(PathBuf::from("ckpt-run.toml"))
+            ProjectFile::InWorkingDirectory(PathBuf::from(PROJECT_FILE))
         );
     }
 

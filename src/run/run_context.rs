@@ -101,6 +101,7 @@ impl RunContext {
                 config::OnLost::Refuse => OnLost::Refuse,
                 config::OnLost::Warn => OnLost::Warn,
             },
+            settings: config::PROJECT_FILE,
         };
         let files = JobFiles::open(store.path(), work.path(), &directory, choice)?;
         let instance = format!("{}-{}", std::process::id(), clock::unix_ms());

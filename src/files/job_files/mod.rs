@@ -59,6 +59,8 @@ pub struct Choice<'a> {
     pub exclude: &'a [String],
     /// `files.on_lost`.
     pub on_lost: OnLost,
+    /// Name of the settings file in the working folder: the user may edit it between two runs, and no job writes it.
+    pub settings: &'a str,
 }
 
 /// Changes since the newest set, determined while the job is frozen.
@@ -82,6 +84,7 @@ impl JobFiles {
         let patterns = |list: &[String]| Patterns::new(list, folder).map_err(io::Error::other);
         // The paths must be those that the kernel reports.
         let mut ours = vec![store.canonicalize()?, work.canonicalize()?];
+        ours.extend(folder.canonicalize().map(|it| it.join(choice.settings)));
         let output = [1, 2].map(|number| format!("/proc/self/fd/{number}"));
         ours.extend(
             output

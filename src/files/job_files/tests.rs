@@ -9,6 +9,7 @@ fn open(top: &Path) -> JobFiles {
         include: &[],
         exclude: &[],
         on_lost: OnLost::Refuse,
+        settings: "ckpt-run.toml",
     };
     JobFiles::open(
         &top.join("store"),

@@ -242,10 +242,9 @@ impl Effects {
     }
 }
 
-/// Returns false for one of several tasks, and on a machine with GPUs: the CUDA driver's calls for a process in another
-/// network namespace are untested.
+/// Returns false for one of several tasks, and on a machine with several GPUs: NCCL in a network namespace is untested.
 fn prefers_own_network() -> bool {
-    cuda::device_count() == 0 && !environment::has_other_tasks(|name| std::env::var_os(name))
+    cuda::device_count() < 2 && !environment::has_other_tasks(|name| std::env::var_os(name))
 }
 
 fn is_privilege(error: &SandboxError) -> bool {
