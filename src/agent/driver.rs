@@ -88,7 +88,7 @@ impl Properties {
             && (self.compression, self.usage, self.reserved) == (0, 0, [0; 4])
     }
 
-    /// Returns the types of handles, and whether the memory is for GPUDirect RDMA.
+    /// Returns the types of handles, and whether the memory is for RDMA.
     pub fn features(&self) -> (c_int, bool) {
         (self.handle_types, self.rdma != 0)
     }

@@ -52,7 +52,7 @@ pub struct Entry {
     pub mapping: u64,
     /// Types of handles (`CUmemAllocationHandleType`) that the program asked for.
     pub handle_types: i32,
-    /// True if the program asked for memory for GPUDirect RDMA.
+    /// True if the program asked for memory for RDMA.
     pub rdma: bool,
 }
 

@@ -326,6 +326,7 @@ pub unsafe fn bind_multicast(
 ///
 /// # Safety
 /// The same as for `cuMulticastBindMem_v2`, which is `real`.
+#[allow(clippy::too_many_arguments, reason = "the driver's")]
 pub unsafe fn bind_multicast_of(
     real: BindOf,
     multicast: u64,

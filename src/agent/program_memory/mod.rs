@@ -1,5 +1,5 @@
-//! Memory that a program creates and maps itself: `cuMemCreate`, `cuMemMap` and related functions, as used by PyTorch's
-//! expandable segments, JAX and vLLM.
+//! Memory that a program creates and maps itself: `cuMemCreate`, `cuMemMap` and related functions, as in the
+//! expandable segments of `PyTorch`, JAX and vLLM.
 //!
 //! ```text
 //! cuMemCreate   the driver's memory, exportable  ──▶ the program gets a handle of the agent
