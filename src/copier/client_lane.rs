@@ -15,7 +15,11 @@ use std::os::fd::OwnedFd;
 use super::copier_client::{SegmentId, answer, send_request};
 use super::error::CopierError;
 use super::wire::{Direction, LANE_BYTES, LaneRequest, Part, Reply, Socket};
+use crate::cuda::device::{BLOCK_BYTES, FINGERPRINT_BYTES};
 use crate::shared_memory::SharedMemory;
+
+/// Fingerprint of a block of GPU memory.
+pub type Fingerprint = [u8; FINGERPRINT_BYTES as usize];
 
 /// Maximum number of bytes per copy.
 const HALF_BYTES: usize = LANE_BYTES.get() / 2;
@@ -63,6 +67,34 @@ impl Lane {
     ) -> Result<(), E> {
         let drained = self.drain_pieces(segment, range, take);
         self.settle(Direction::Drain, drained)
+    }
+
+    /// Returns the fingerprints of a part's blocks, in order.
+    ///
+    /// # Errors
+    /// [`CopierError::Refused`] for a range that does not exist or is not of whole blocks, or if the GPU computes no
+    /// fingerprints. The lane remains usable.
+    pub fn fingerprints(
+        &mut self,
+        segment: SegmentId,
+        range: Range<u64>,
+    ) -> Result<Vec<Fingerprint>, CopierError> {
+        let direction = Direction::Fingerprint;
+        let blocks = range.end.saturating_sub(range.start) / BLOCK_BYTES;
+        let len = usize::try_from(blocks * FINGERPRINT_BYTES).unwrap_or(usize::MAX);
+        if len > HALF_BYTES {
+            return Err(CopierError::unexpected(name(direction)));
+        }
+        let whole = usize::try_from(range.end.saturating_sub(range.start)).unwrap_or(0);
+        let asked = self.ask(direction, segment, range, whole);
+        let answered = asked.and_then(|half| self.await_but(0, direction).map(|()| half));
+        let half = self
+            .settle::<CopierError>(direction, Ok(()))
+            .and(answered)?;
+        // SAFETY: the request of this half was answered, and no other is made before the borrow ends.
+        let bytes = unsafe { self.memory.part(part_of(half, len)) };
+        let (fingerprints, _) = bytes.as_chunks();
+        Ok(fingerprints.to_vec())
     }
 
     /// Writes a part of a segment, in order and in pieces, with content from `put`, which fills the beginning of a
@@ -227,5 +259,6 @@ fn name(direction: Direction) -> &'static str {
     match direction {
         Direction::Drain => "read GPU memory",
         Direction::Fill => "write GPU memory",
+        Direction::Fingerprint => "find changes of GPU memory",
     }
 }

@@ -1,7 +1,9 @@
 //! Handle of the supervisor on a copier.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Mutex;
 use std::time::Duration;
@@ -12,10 +14,11 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use super::client_lane::Lane;
 use super::copier_process::Process;
 use super::error::CopierError;
-use super::wire::{BATCH_MAX, Reply, Request, Socket, VERSION};
+use super::wire::{BATCH_MAX, KEYS_BYTES, Reply, Request, Socket, VERSION};
 use crate::clock;
 use crate::cuda::GpuUuid;
-use crate::cuda::device::Room;
+use crate::cuda::device::{KEY_BYTES, Room};
+use crate::shared_memory::SharedMemory;
 use crate::sync::locked;
 
 /// Time limit for the greeting of the copier's program, its first message.
@@ -94,6 +97,19 @@ impl Copier {
     /// [`CopierError::Device`] without a driver or a GPU.
     pub fn initialize(&self) -> Result<(), CopierError> {
         self.ask_done("initialize CUDA", &Request::Initialize)
+    }
+
+    /// Lets the GPUs that are opened from now on compute fingerprints, if their driver can. `keys` are random.
+    ///
+    /// # Errors
+    /// The copier does not answer.
+    pub fn use_keys(&self, keys: &[u8; KEY_BYTES as usize]) -> Result<(), CopierError> {
+        let operation = "pass keys to the copier";
+        let failed = |source| CopierError::Talk { operation, source };
+        let (_, descriptor) = SharedMemory::create(KEYS_BYTES).map_err(failed)?;
+        let memory = File::from(descriptor);
+        memory.write_all_at(keys, 0).map_err(failed)?;
+        self.send_done(operation, &Request::Keys, &[memory.as_raw_fd()])
     }
 
     /// Creates the context of a GPU unless it exists, and returns the free memory after that. Takes 0.1 s or more.

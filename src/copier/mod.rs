@@ -21,12 +21,12 @@ mod error;
 mod serve;
 mod wire;
 
-pub use client_lane::Lane;
+pub use client_lane::{Fingerprint, Lane};
 pub use copier_client::{Copier, SegmentId};
 pub use error::CopierError;
 pub use serve::{main, started_as_one};
 
-pub use crate::cuda::device::Room;
+pub use crate::cuda::device::{BLOCK_BYTES, KEY_BYTES, Room};
 
 /// First argument that makes the program a copier.
 pub const ARGUMENT: &str = "gpu-copier";

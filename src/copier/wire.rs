@@ -10,13 +10,17 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::cuda::device::KEY_BYTES;
 use crate::fd_passing;
 
 /// Protocol version, changed with any change of the messages.
-pub(super) const VERSION: u32 = 2;
+pub(super) const VERSION: u32 = 3;
 /// Size of a lane's memory: two halves of 4 MiB, each large enough for a copy over the bus at full speed, and small
 /// enough to pin. A half holds several chunks of an image.
 pub(super) const LANE_BYTES: NonZeroUsize = NonZeroUsize::new(8 << 20).unwrap();
+/// Size of the memory with the keys of fingerprints, in pages.
+pub(super) const KEYS_BYTES: NonZeroUsize = NonZeroUsize::new(20 << 10).unwrap();
+const _: () = assert!(KEYS_BYTES.get() as u64 >= KEY_BYTES);
 /// Maximum number of segments in a message: their numbers have up to 20 digits.
 pub(super) const BATCH_MAX: usize = 1024;
 /// Maximum length of a message: a full batch, with some room; well below the default socket buffer of 208 KiB.
@@ -31,6 +35,8 @@ pub(super) enum Request {
         version: u32,
     },
     Initialize,
+    /// Descriptor: memory with the keys of fingerprints, for GPUs that are opened from now on.
+    Keys,
     Open {
         gpu: [u8; 16],
     },
@@ -59,7 +65,7 @@ pub(super) enum Request {
     Lane,
 }
 
-/// Request on a lane: a copy between GPU memory and the lane's.
+/// Request on a lane: a copy between GPU memory and the lane's, or fingerprints of GPU memory for the lane's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct LaneRequest {
     pub(super) direction: Direction,
@@ -68,13 +74,15 @@ pub(super) struct LaneRequest {
     pub(super) at: u64,
 }
 
-/// Direction of a copy.
+/// Direction of a copy, or its replacement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Direction {
     /// From the GPU.
     Drain,
     /// To the GPU.
     Fill,
+    /// Fingerprints of the part's blocks, from the GPU.
+    Fingerprint,
 }
 
 /// Part of a segment.
@@ -129,7 +137,7 @@ impl Request {
     pub(super) fn descriptors(&self) -> usize {
         match self {
             Self::Lane => 2,
-            Self::Import { .. } => 1,
+            Self::Import { .. } | Self::Keys => 1,
             Self::Hello { .. }
             | Self::Initialize
             | Self::Open { .. }

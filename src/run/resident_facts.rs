@@ -102,6 +102,19 @@ impl ResidentFacts {
         self.processes.iter().flat_map(|process| &process.segments)
     }
 
+    /// Returns process and address of each segment that is not the same memory as another, in order.
+    pub(crate) fn places(&self) -> Vec<(i32, u64)> {
+        let of = |process: &ResidentProcess| {
+            let own = process.segments.iter();
+            let originals = own.filter(|segment| segment.same_as.is_none());
+            let pid = process.pid;
+            originals
+                .map(|segment| (pid, segment.address))
+                .collect::<Vec<_>>()
+        };
+        self.processes.iter().flat_map(of).collect()
+    }
+
     /// Returns true if processes share memory.
     pub(crate) fn is_shared(&self) -> bool {
         self.segments().any(|segment| segment.same_as.is_some())

@@ -225,18 +225,23 @@ impl<'a> Frozen<'a> {
     /// Drains the copies of device memory; compresses, writes and commits the image.
     fn commit(&mut self, freeze: Duration) -> Result<Snapshotted, SnapshotError> {
         self.dump.start_workers();
+        let Subject {
+            context, standby, ..
+        } = self.subject;
+        let mut changes = None;
         if let Some(transfer) = self.transfer.take() {
             self.step(Step::Drain);
-            transfer.afterwards()?;
+            changes = Some(transfer.afterwards()?);
             self.watch.lap("drain");
-            let Subject {
-                context, standby, ..
-            } = self.subject;
             standby.warm(&context.program);
         }
         self.subject.job.own_activity.leaves_gpu(clock::now());
         let facts = self.dump.facts(self.cuda.clone(), freeze);
-        self.dump.commit(facts, &mut self.watch, self.begun)
+        let image = self.dump.commit(facts, &mut self.watch, self.begun)?;
+        if let Some(changes) = changes {
+            standby.blocks.keep(image.id, &changes);
+        }
+        Ok(image)
     }
 }
 

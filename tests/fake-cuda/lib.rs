@@ -15,8 +15,8 @@
 //! - A forked child cannot use CUDA (3). Calls return 3 for a process without CUDA, 304 for a missing process, 401 for
 //!   a wrong state.
 //!
-//! `card` (GPUs) and `faults` (failures and hanging calls) document the environment variables for tests. There are no
-//! kernels: jobs compute on the host between copies. `tests/end_to_end/harness/fake_gpu.rs` builds the library by plain
+//! `card` (GPUs) and `faults` (failures and hanging calls) document the environment variables for tests. The
+//! only kernel is ckpt-run's own (`programs`): jobs compute on the host between copies. `tests/end_to_end/harness/fake_gpu.rs` builds the library by plain
 //! `rustc`; `packages/fake-cuda` makes it visible to the other tools.
 #![allow(unsafe_code, reason = "a C library")]
 #![allow(
@@ -40,6 +40,7 @@ mod lookup;
 mod memory;
 mod nvml;
 mod process;
+mod programs;
 mod restore;
 mod suspend;
 mod virtual_memory;

@@ -3,7 +3,7 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 
 use super::code::{Answer, INVALID_VALUE};
-use super::{c, context, copy, memory, virtual_memory};
+use super::{c, context, copy, memory, programs, virtual_memory};
 
 /// Version of CUDA 13.0, driver 580.
 pub const VERSION: c_int = 13000;
@@ -129,6 +129,7 @@ fn all() -> Vec<Entry> {
         memory::table(),
         virtual_memory::table(),
         copy::table(),
+        programs::table(),
     ];
     ungated
         .into_iter()

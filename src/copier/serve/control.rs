@@ -50,6 +50,10 @@ impl Control {
                 self.gpus.api()?;
                 done
             }
+            (Request::Keys, Some(keys)) => {
+                self.gpus.set_keys(keys);
+                done
+            }
             (Request::Open { gpu }, _) => {
                 let room = self.gpus.open(GpuUuid::from_bytes(gpu))?;
                 let (free, total) = (room.free, room.total);
@@ -77,7 +81,7 @@ impl Control {
                 done
             }
             // The number of descriptors was checked above.
-            (Request::Import { .. } | Request::Lane, None) => return Err(missing()),
+            (Request::Import { .. } | Request::Lane | Request::Keys, None) => return Err(missing()),
         })
     }
 
@@ -104,7 +108,8 @@ impl Control {
             )));
         }
         let segments = Arc::clone(&self.segments);
-        LaneThread::start(socket, memory, self.gpus.contexts(), segments)
+        let programs = self.gpus.programs();
+        LaneThread::start((socket, memory), self.gpus.contexts(), segments, programs)
     }
 }
 

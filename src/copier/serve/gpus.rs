@@ -1,14 +1,18 @@
 //! Opened GPUs, and the memory reserved on them for shadows.
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::sync::Arc;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex};
 
 use super::segments::{Extent, Segment, Segments};
-use crate::copier::wire::Refusal;
+use crate::copier::wire::{KEYS_BYTES, Refusal};
 use crate::cuda::GpuUuid;
 use crate::cuda::device::{
-    Context, DeviceApi, DeviceCopy, DeviceError, DeviceMemory, Room, Stream, copy_all,
+    Context, DeviceApi, DeviceCopy, DeviceError, DeviceMemory, Fingerprinter, Room, Stream,
+    copy_all,
 };
+use crate::shared_memory::SharedMemory;
+use crate::sync::locked;
 
 /// Size of a shadow allocation. Several allocations let the memory be freed in steps as segments are released; an
 /// allocation takes less than a millisecond.
@@ -18,8 +22,13 @@ const PIECE_BYTES: u64 = 1 << 30;
 #[derive(Debug, Default)]
 pub(super) struct Gpus {
     api: Option<DeviceApi>,
+    keys: Option<OwnedFd>,
     open: HashMap<GpuUuid, Gpu>,
+    programs: Programs,
 }
+
+/// Programs of the GPUs that can compute fingerprints, shared with the lanes.
+pub(super) type Programs = Arc<Mutex<HashMap<GpuUuid, Arc<Fingerprinter>>>>;
 
 #[derive(Debug)]
 struct Gpu {
@@ -41,6 +50,9 @@ impl Gpus {
             let context = self.api()?.context(gpu)?;
             let stream = Stream::new(&context)?;
             let reserved = Reserved::default();
+            if let Some(program) = self.program(&context) {
+                locked(&self.programs).insert(gpu, Arc::new(program));
+            }
             self.open.insert(
                 gpu,
                 Gpu {
@@ -51,6 +63,24 @@ impl Gpus {
             );
         }
         Ok(self.context(gpu)?.free_and_total()?)
+    }
+
+    /// Keeps the keys for GPUs that are opened from now on.
+    pub(super) fn set_keys(&mut self, keys: OwnedFd) {
+        self.keys = Some(keys);
+    }
+
+    /// Returns the program for fingerprints; `None` without keys or if the driver cannot compile it.
+    fn program(&self, context: &Context) -> Option<Fingerprinter> {
+        let keys = SharedMemory::open(self.keys.as_ref()?, KEYS_BYTES).ok()?;
+        context
+            .fingerprinter(&keys)
+            .inspect_err(|error| tracing::debug!(%error, "this GPU computes no fingerprints"))
+            .ok()
+    }
+
+    pub(super) fn programs(&self) -> Programs {
+        Arc::clone(&self.programs)
     }
 
     pub(super) fn context(&self, gpu: GpuUuid) -> Result<&Context, Refusal> {

@@ -8,6 +8,8 @@ use std::ffi::c_int;
 use std::fmt;
 use std::sync::Arc;
 
+use libloading::Library;
+
 use super::context::Context;
 use super::device_types;
 use super::error::DeviceError;
@@ -124,6 +126,18 @@ pub(super) struct Functions {
     pub(super) copy_to_host: device_types::CopyToHost,
     pub(super) copy_to_device: device_types::CopyToDevice,
     pub(super) copy_on_device: device_types::CopyOnDevice,
+    /// Functions for programs on the GPU; without them all memory is copied.
+    pub(super) programs: Option<Programs>,
+}
+
+/// The driver's functions for programs on the GPU.
+pub(super) struct Programs {
+    pub(super) load: device_types::ModuleLoad,
+    pub(super) unload: device_types::OfHandle,
+    pub(super) function: device_types::ModuleFunction,
+    pub(super) launch: device_types::Launch,
+    pub(super) read: device_types::CopyToHostNow,
+    pub(super) write: device_types::CopyToDeviceNow,
 }
 
 impl Functions {
@@ -164,12 +178,26 @@ impl Functions {
             copy_to_host: find(library, "cuMemcpyDtoHAsync_v2", None)?,
             copy_to_device: find(library, "cuMemcpyHtoDAsync_v2", None)?,
             copy_on_device: find(library, "cuMemcpyDtoDAsync_v2", None)?,
+            programs: Programs::load(library).ok(),
         })
     }
 
     fn check(&self, call: &'static str, result: CuResult) -> Result<(), DeviceError> {
         code(self.error_name, self.error_string, result)
             .map_err(|code| DeviceError::Call { call, code })
+    }
+}
+
+impl Programs {
+    fn load(library: &'static Library) -> Result<Self, LoadError> {
+        Ok(Self {
+            load: find(library, "cuModuleLoadData", None)?,
+            unload: find(library, "cuModuleUnload", None)?,
+            function: find(library, "cuModuleGetFunction", None)?,
+            launch: find(library, "cuLaunchKernel", None)?,
+            read: find(library, "cuMemcpyDtoH_v2", None)?,
+            write: find(library, "cuMemcpyHtoD_v2", None)?,
+        })
     }
 }
 

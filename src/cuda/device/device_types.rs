@@ -161,5 +161,32 @@ pub(super) type CopyToHost =
     unsafe extern "C" fn(to: *mut c_void, from: Address, len: usize, stream: Opaque) -> CuResult;
 pub(super) type CopyToDevice =
     unsafe extern "C" fn(to: Address, from: *const c_void, len: usize, stream: Opaque) -> CuResult;
+/// `cuModuleLoadData`; the image is a text in PTX that ends with a zero.
+pub(super) type ModuleLoad =
+    unsafe extern "C" fn(module: *mut Opaque, image: *const c_void) -> CuResult;
+pub(super) type ModuleFunction = unsafe extern "C" fn(
+    function: *mut Opaque,
+    module: Opaque,
+    name: *const std::ffi::c_char,
+) -> CuResult;
+/// `cuLaunchKernel`: numbers of blocks and of threads in three dimensions, bytes of shared memory, and pointers to the
+/// parameters.
+pub(super) type Launch = unsafe extern "C" fn(
+    function: Opaque,
+    grid_x: c_uint,
+    grid_y: c_uint,
+    grid_z: c_uint,
+    block_x: c_uint,
+    block_y: c_uint,
+    block_z: c_uint,
+    shared: c_uint,
+    stream: Opaque,
+    parameters: *const *const c_void,
+    extra: *const *const c_void,
+) -> CuResult;
+pub(super) type CopyToHostNow =
+    unsafe extern "C" fn(to: *mut c_void, from: Address, len: usize) -> CuResult;
+pub(super) type CopyToDeviceNow =
+    unsafe extern "C" fn(to: Address, from: *const c_void, len: usize) -> CuResult;
 pub(super) type CopyOnDevice =
     unsafe extern "C" fn(to: Address, from: Address, len: usize, stream: Opaque) -> CuResult;

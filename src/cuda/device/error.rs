@@ -63,6 +63,9 @@ pub enum DeviceError {
         /// The GPU of the other memory or of the stream.
         to: GpuUuid,
     },
+    /// The driver cannot run programs of this process on the GPU.
+    #[error("the driver has no functions for programs on the GPU")]
+    NoPrograms,
     /// The driver reported success but returned no result.
     #[error("{call} returned no result")]
     Nothing {

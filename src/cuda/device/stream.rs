@@ -4,6 +4,7 @@
     reason = "calls into libcuda, which has no safe interface"
 )]
 
+use std::ffi::c_void;
 use std::fmt;
 
 use super::context::Context;
@@ -83,7 +84,48 @@ impl Stream {
         end.now()
     }
 
-    fn check_gpu(&self, memory: &DeviceMemory) -> Result<(), DeviceError> {
+    /// Starts a program with these parameters on `groups` groups of `threads` threads, and returns when it has ended.
+    ///
+    /// # Safety
+    /// The program is of this stream's context, the parameters are those that it takes, and it only uses memory that is
+    /// borrowed until this call returns.
+    ///
+    /// # Errors
+    /// The driver's error.
+    pub(super) unsafe fn run(
+        &self,
+        function: device_types::Opaque,
+        (groups, threads): (u32, u32),
+        parameters: &[u64],
+    ) -> Result<(), DeviceError> {
+        let functions = self.context.enter()?;
+        let programs = functions.programs.as_ref().ok_or(DeviceError::NoPrograms)?;
+        let pointers: Vec<*const c_void> = parameters
+            .iter()
+            .map(|parameter| std::ptr::from_ref(parameter).cast())
+            .collect();
+        let end = End(self);
+        // SAFETY: by the contract above; the driver copies the parameters during the call.
+        let result = unsafe {
+            (programs.launch)(
+                function,
+                groups,
+                1,
+                1,
+                threads,
+                1,
+                1,
+                0,
+                self.handle,
+                pointers.as_ptr(),
+                std::ptr::null(),
+            )
+        };
+        self.context.check("cuLaunchKernel", result)?;
+        end.now()
+    }
+
+    pub(super) fn check_gpu(&self, memory: &DeviceMemory) -> Result<(), DeviceError> {
         let (from, to) = (memory.context().gpu(), self.context.gpu());
         if from == to {
             return Ok(());

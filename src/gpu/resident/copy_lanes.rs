@@ -15,6 +15,7 @@ use std::time::Duration;
 use super::super::error::GpuError;
 use super::error::ResidentError;
 use super::kept_memory::KeptMemory;
+use super::known_blocks::{Changes, Place};
 use super::refill::Memory;
 use crate::agent_client::{Held, Segment};
 use crate::copier::{Copier, CopierError, Lane, SegmentId};
@@ -49,6 +50,8 @@ pub(crate) struct CopyLanes {
 pub(crate) struct TakenMemory {
     parts: Vec<Part>,
     segments: Vec<SegmentId>,
+    /// Process and address of each segment.
+    places: Vec<(i32, u64)>,
     /// Number of bytes from the beginning of each segment that have a shadow; the job may change the original.
     safe: Vec<u64>,
 }
@@ -133,6 +136,7 @@ impl CopyLanes {
         self: &Arc<Self>,
         kept: &KeptMemory,
         streams: &StreamOpener,
+        changes: &Arc<Changes>,
     ) -> Result<TakeOver, ResidentError> {
         let facts = kept.facts();
         let held = kept.processes().iter().flat_map(|process| &process.held);
@@ -146,10 +150,11 @@ impl CopyLanes {
         };
         let memory: Vec<Held> = originals.map(copy).collect::<std::io::Result<_>>()?;
         let (copy_lanes, streams) = (Arc::clone(self), streams.clone());
+        let changes = Arc::clone(changes);
         let taking = thread::Builder::new().name("gpu-take".to_owned());
         Ok(taking.spawn(move || {
             let taken = copy_lanes.take_over(&facts, &memory)?;
-            copy_lanes.drain(&taken, Shadowed::No, &streams)?;
+            copy_lanes.drain(&taken, Shadowed::No, &streams, &changes)?;
             copy_lanes.leave_originals(&taken)?;
             Ok(taken)
         })?)
@@ -170,6 +175,7 @@ impl CopyLanes {
         Ok(TakenMemory {
             safe: self.copier.shadow(&segments)?,
             parts: facts.parts(),
+            places: facts.places(),
             segments,
         })
     }
@@ -181,6 +187,7 @@ impl CopyLanes {
         taken: &TakenMemory,
         shadowed: Shadowed,
         streams: &StreamOpener,
+        changes: &Changes,
     ) -> Result<(), GpuError> {
         let wanted = |part: &&Part| {
             let safe = part.end <= taken.safe[part.segment];
@@ -193,10 +200,21 @@ impl CopyLanes {
         }
         let copy = |lane: &mut Lane, part: &Part, stream: &mut StreamWriter, tell: &dyn Fn()| {
             let id = taken.segments[part.segment];
-            lane.drain(id, part.begin..part.end, |bytes| {
-                stream.write_all(bytes)?;
-                tell();
-                Ok(())
+            let (pid, address) = taken.places[part.segment];
+            let place = Place {
+                pid,
+                address: address + part.begin,
+                len: part.end - part.begin,
+            };
+            let fingerprints = lane.fingerprints(id, part.begin..part.end).ok();
+            let found = fingerprints.map(|found| (&*part.stream, found));
+            changes.append(place, found, stream, |stream, range| {
+                let range = part.begin + range.start..part.begin + range.end;
+                lane.drain(id, range, |bytes| {
+                    stream.write_all(bytes)?;
+                    tell();
+                    Ok(())
+                })
             })
         };
         let finish = |part: &Part, stream: StreamWriter| {

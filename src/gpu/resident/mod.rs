@@ -16,6 +16,7 @@
 mod copy_lanes;
 mod error;
 mod kept_memory;
+mod known_blocks;
 mod memory_usage;
 mod policy;
 mod refill;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::copy_lanes::{CopyLanes, Shadowed, TakeOver, TakenMemory};
 use super::error::ResidentError;
 use super::kept_memory::{self, KeptMemory};
+use super::known_blocks::Changes;
 use super::memory_usage::{MemoryUsage, shadows};
 use super::policy::{Cover, Purpose, Way, bytes, choose, expect_no_newcomer};
 use super::standby::Standby;
@@ -33,6 +34,7 @@ pub(crate) struct ResidentPlan {
     bytes: u64,
     /// Bytes of GPU memory available for shadows.
     room: u64,
+    changes: Arc<Changes>,
 }
 
 /// Transfer of kept memory into the image.
@@ -40,6 +42,7 @@ pub(crate) struct ResidentPlan {
 pub(crate) struct ResidentTransfer {
     copy_lanes: Arc<CopyLanes>,
     streams: StreamOpener,
+    changes: Arc<Changes>,
     taking: Option<TakeOver>,
     taken: Option<TakenMemory>,
 }
@@ -99,6 +102,7 @@ impl ResidentPlan {
                 copy_lanes: Arc::new(copy_lanes),
                 bytes: held.map_or(covered, |held| held.bytes()),
                 room,
+                changes: Arc::new(standby.blocks.changes(&context.store)),
             })),
             Err(error) if bound => Err(error),
             Err(error) => {
@@ -149,7 +153,7 @@ impl ResidentPlan {
         ),
         ResidentError,
     > {
-        let take = |kept: &_| self.copy_lanes.take(kept, streams);
+        let take = |kept: &_| self.copy_lanes.take(kept, streams, &self.changes);
         let processes = ResidentProcesses {
             driver: gpu.driver(),
             users: gpu.users(),
@@ -161,6 +165,7 @@ impl ResidentPlan {
         let transfer = ResidentTransfer {
             copy_lanes: Arc::clone(&self.copy_lanes),
             streams: streams.clone(),
+            changes: Arc::clone(&self.changes),
             taking: Some(taking),
             taken: None,
         };
@@ -218,11 +223,19 @@ impl ResidentTransfer {
         Ok(())
     }
 
-    /// Copies the rest into the image; afterwards no memory of ckpt-run is left on the GPUs.
-    pub fn afterwards(self) -> Result<(), GpuError> {
-        match &self.taken {
-            Some(taken) => self.copy_lanes.drain(taken, Shadowed::Yes, &self.streams),
-            None => Ok(()),
+    /// Copies the rest into the image; afterwards no memory of ckpt-run is left on the GPUs. Returns what is known of
+    /// the memory in the image.
+    pub fn afterwards(self) -> Result<Arc<Changes>, GpuError> {
+        let Self {
+            copy_lanes,
+            streams,
+            changes,
+            taken,
+            ..
+        } = self;
+        if let Some(taken) = &taken {
+            copy_lanes.drain(taken, Shadowed::Yes, &streams, &changes)?;
         }
+        Ok(changes)
     }
 }

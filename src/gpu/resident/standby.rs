@@ -14,6 +14,7 @@ use std::thread::{self, JoinHandle};
 
 use super::copy_lanes::CopyLanes;
 use super::error::ResidentError;
+use super::known_blocks::{Keys, KnownBlocks};
 use super::refill::{Memory, fill, gpus_now};
 use crate::copier::{Copier, CopierError};
 use crate::cuda::GpuUuid;
@@ -32,6 +33,8 @@ pub(crate) struct Standby {
     ready: Slot<Ready>,
     /// Image whose memory is being filled or filled.
     filled: Mutex<Filled>,
+    /// Blocks of device memory in the newest image.
+    pub blocks: KnownBlocks,
 }
 
 /// Image being filled, set by the filling thread as long as a restore waits for that thread.
@@ -54,8 +57,8 @@ impl Standby {
     pub fn warm(&self, program: &Path) {
         let mut slot = locked(&self.warm);
         if slot.is_none() {
-            let program = program.to_owned();
-            *slot = spawn(move || warm_copier(&program).ok());
+            let (program, keys) = (program.to_owned(), self.blocks.keys());
+            *slot = spawn(move || warm_copier(&program, keys.as_ref()).ok());
         }
     }
 
@@ -145,7 +148,7 @@ impl Standby {
                 Err(error) => tracing::debug!(%error, "the copier is started again"),
             }
         }
-        CopyLanes::begin(warm_copier(program)?, gpus)
+        CopyLanes::begin(warm_copier(program, self.blocks.keys().as_ref())?, gpus)
     }
 }
 
@@ -161,9 +164,12 @@ fn has_room(copy_lanes: &CopyLanes, resident: &ResidentFacts, gpus: &[GpuFacts])
     })
 }
 
-fn warm_copier(program: &Path) -> Result<Copier, CopierError> {
+fn warm_copier(program: &Path, keys: Option<&Keys>) -> Result<Copier, CopierError> {
     let copier = Copier::start(program)?;
     copier.initialize()?;
+    if let Some(keys) = keys {
+        copier.use_keys(keys)?;
+    }
     Ok(copier)
 }
 

@@ -14,7 +14,7 @@ use std::ops::Range;
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::store::format::chunk::{CHUNK_BYTES, is_zero};
+use crate::store::format::chunk::{CHUNK_BYTES, Hash, is_zero};
 
 /// Granularity of cuts: CRIU writes pages.
 const PAGE_BYTES: usize = 4096;
@@ -78,14 +78,32 @@ impl Marks {
     }
 }
 
-/// Complete chunk, not yet hashed.
+/// Complete chunk.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Cut<P> {
     /// Number of the chunk within the stream.
     pub(crate) position: u32,
     pub(crate) len: usize,
-    /// Parts of the chunk; `None` if all its bytes are zero.
-    pub(crate) parts: Option<Vec<Part<P>>>,
+    pub(crate) content: Content<P>,
+}
+
+/// Content of a chunk.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Content<P> {
+    /// All bytes are zero.
+    Zeros,
+    /// Bytes that are not yet hashed.
+    Parts(Vec<Part<P>>),
+    /// Several chunks of an earlier image; the position is that of the first.
+    Known(Vec<Known>),
+}
+
+/// Chunk of an earlier image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Known {
+    pub(crate) len: u32,
+    /// Its hash; `None` if all its bytes are zero.
+    pub(crate) hash: Option<Hash>,
 }
 
 /// Consecutive bytes of a piece.
@@ -100,7 +118,7 @@ pub(crate) struct Part<P> {
 #[derive(Debug)]
 pub(crate) struct Chunker<P> {
     /// Pieces that arrived before their predecessors.
-    early: BTreeMap<u32, (Option<P>, Marks)>,
+    early: BTreeMap<u32, Early<P>>,
     /// Number of the next piece in order.
     next: u32,
     /// Number of pieces, once known.
@@ -108,6 +126,13 @@ pub(crate) struct Chunker<P> {
     /// Number of cuts so far.
     cuts: u32,
     chunk: Growing<P>,
+}
+
+/// Piece that waits for its predecessors.
+#[derive(Debug)]
+enum Early<P> {
+    Bytes(Option<P>, Marks),
+    Known(Vec<Known>),
 }
 
 /// Incomplete chunk.
@@ -144,7 +169,14 @@ impl<P: Clone> Default for Chunker<P> {
 impl<P: Clone> Chunker<P> {
     /// Adds the piece at a position; returns the chunks that are complete now.
     pub(crate) fn add(&mut self, position: u32, piece: Option<P>, marks: Marks) -> Vec<Cut<P>> {
-        self.early.insert(position, (piece, marks));
+        self.early.insert(position, Early::Bytes(piece, marks));
+        self.advance()
+    }
+
+    /// Adds chunks of an earlier image in place of a piece; returns the chunks that are complete now. The chunk before
+    /// them ends there.
+    pub(crate) fn add_known(&mut self, position: u32, chunks: Vec<Known>) -> Vec<Cut<P>> {
+        self.early.insert(position, Early::Known(chunks));
         self.advance()
     }
 
@@ -156,10 +188,15 @@ impl<P: Clone> Chunker<P> {
 
     fn advance(&mut self) -> Vec<Cut<P>> {
         let mut cuts = Vec::new();
-        while let Some((piece, marks)) = self.early.remove(&self.next) {
+        while let Some(early) = self.early.remove(&self.next) {
             self.next += 1;
-            for page in 0..marks.len.div_ceil(PAGE_BYTES) {
-                self.take_page(piece.as_ref(), &marks, page, &mut cuts);
+            match early {
+                Early::Bytes(piece, marks) => {
+                    for page in 0..marks.len.div_ceil(PAGE_BYTES) {
+                        self.take_page(piece.as_ref(), &marks, page, &mut cuts);
+                    }
+                }
+                Early::Known(chunks) => self.take_known(chunks, &mut cuts),
             }
         }
         if self.end == Some(self.next) && self.chunk.pages > 0 {
@@ -198,12 +235,33 @@ impl<P: Clone> Chunker<P> {
         }
     }
 
+    fn take_known(&mut self, chunks: Vec<Known>, cuts: &mut Vec<Cut<P>>) {
+        if self.chunk.pages > 0 {
+            self.cut(cuts);
+        }
+        let len = chunks.iter().map(|chunk| chunk.len as usize).sum();
+        let count = u32::try_from(chunks.len()).unwrap_or(u32::MAX);
+        self.push_cut(len, Content::Known(chunks), cuts);
+        // One was counted.
+        self.cuts += count - 1;
+    }
+
     fn cut(&mut self, cuts: &mut Vec<Cut<P>>) {
         let chunk = std::mem::take(&mut self.chunk);
+        let len = chunk.parts.iter().map(|part| part.range.len()).sum();
+        let content = if chunk.is_zero() {
+            Content::Zeros
+        } else {
+            Content::Parts(chunk.parts)
+        };
+        self.push_cut(len, content, cuts);
+    }
+
+    fn push_cut(&mut self, len: usize, content: Content<P>, cuts: &mut Vec<Cut<P>>) {
         cuts.push(Cut {
             position: self.cuts,
-            len: chunk.parts.iter().map(|part| part.range.len()).sum(),
-            parts: (!chunk.is_zero()).then_some(chunk.parts),
+            len,
+            content,
         });
         self.cuts += 1;
     }
@@ -292,9 +350,9 @@ mod tests {
         (0..)
             .zip(&cuts)
             .for_each(|(n, cut)| assert_eq!(cut.position, n));
-        let bytes = |cut: &Cut<&[u8]>| match &cut.parts {
-            None => vec![0; cut.len],
-            Some(parts) => parts.iter().flat_map(part_bytes).collect(),
+        let bytes = |cut: &Cut<&[u8]>| match &cut.content {
+            Content::Parts(parts) => parts.iter().flat_map(part_bytes).collect(),
+            Content::Zeros | Content::Known(_) => vec![0; cut.len],
         };
         let chunks: Vec<Vec<u8>> = cuts.iter().map(bytes).collect();
         for (cut, chunk) in cuts.iter().zip(&chunks) {

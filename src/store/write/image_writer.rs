@@ -196,7 +196,7 @@ impl ImageWriter {
             return Ok(false);
         };
         let chunks = || stream.chunks.iter().map(|it| &image.chunks[*it as usize]);
-        if !self.shared.builder.knows(chunks()) {
+        if self.shared.builder.known(chunks()).contains(&false) {
             return Ok(false);
         }
         let mut target = self.inserted(name)?;

@@ -8,6 +8,7 @@ use std::sync::Mutex;
 
 use hashbrown::HashTable;
 
+use super::chunker::Known;
 use super::dedup_index::DedupIndex;
 use crate::store::error::WriteError;
 use crate::store::format::chunk::{Hash, key_of};
@@ -129,12 +130,7 @@ impl ManifestBuilder {
         raw_len: u32,
     ) -> Result<(), WriteError> {
         let mut state = locked(&self.state);
-        let known = state.zeros.get(&raw_len).copied();
-        let chunk = match known {
-            Some(chunk) => chunk,
-            None => state.add(raw_len, Entry::Zero)?,
-        };
-        state.zeros.insert(raw_len, chunk);
+        let chunk = state.zero(raw_len)?;
         state.set(stream, position, chunk);
         Ok(())
     }
@@ -156,15 +152,37 @@ impl ManifestBuilder {
         Ok(claim)
     }
 
-    /// Returns true if none of these chunks would be claimed.
-    pub(crate) fn knows<'a>(&self, mut chunks: impl Iterator<Item = &'a Chunk>) -> bool {
+    /// Records consecutive chunks that [`known`](Self::known) has found.
+    pub(crate) fn set_known(
+        &self,
+        stream: u32,
+        first: u32,
+        chunks: &[Known],
+    ) -> Result<(), WriteError> {
+        let mut state = locked(&self.state);
+        for (position, known) in (first..).zip(chunks) {
+            let chunk = match known.hash {
+                None => state.zero(known.len)?,
+                Some(hash) => match state.find(&hash) {
+                    Some(chunk) => chunk,
+                    None => state.claim(known.len, hash)?.0,
+                },
+            };
+            state.set(stream, position, chunk);
+        }
+        Ok(())
+    }
+
+    /// Returns for each of these chunks whether it is stored already.
+    pub(crate) fn known<'a>(&self, chunks: impl Iterator<Item = &'a Chunk>) -> Vec<bool> {
         let state = locked(&self.state);
-        chunks.all(|chunk| match chunk.content {
+        let is_known = |chunk: &Chunk| match chunk.content {
             Content::Zero => true,
             Content::Stored(Stored { hash, .. }) => {
                 state.find(&hash).is_some() || state.index.get(&hash, chunk.raw_len).is_some()
             }
-        })
+        };
+        chunks.map(is_known).collect()
     }
 
     /// Records the position of a claimed chunk.
@@ -225,6 +243,16 @@ impl State {
         let position = u32::try_from(self.chunks.len()).map_err(|_| WriteError::TooManyChunks)?;
         self.chunks.push((raw_len, entry));
         Ok(position)
+    }
+
+    /// Returns the chunk of so many zeros.
+    fn zero(&mut self, raw_len: u32) -> Result<u32, WriteError> {
+        if let Some(chunk) = self.zeros.get(&raw_len) {
+            return Ok(*chunk);
+        }
+        let chunk = self.add(raw_len, Entry::Zero)?;
+        self.zeros.insert(raw_len, chunk);
+        Ok(chunk)
     }
 
     fn claim(&mut self, raw_len: u32, hash: Hash) -> Result<(u32, Claim), WriteError> {

@@ -10,5 +10,6 @@ pub(super) mod pack_writer;
 pub(super) mod pipe_lanes;
 pub(super) mod prechunked_stream;
 pub(super) mod stream_writer;
+pub(super) mod unchanged_chunks;
 pub(super) mod work_queue;
 pub(super) mod worker;

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use super::chunker::Known;
 use super::manifest_builder::Claim;
 use super::worker::Shared;
 use crate::store::error::WriteError;
@@ -54,10 +55,12 @@ impl PrechunkedStream {
     /// Adds a chunk that is already part of the image or of an earlier one.
     pub(crate) fn again(&mut self, raw_len: u32, name: Hash) -> Result<(), WriteError> {
         let position = self.next(raw_len)?;
+        let known = Known {
+            len: raw_len,
+            hash: Some(name),
+        };
         let builder = &self.shared.builder;
-        let claim = builder.set(self.stream, position, raw_len, name)?;
-        debug_assert_eq!(claim, Claim::Known);
-        Ok(())
+        builder.set_known(self.stream, position, &[known])
     }
 
     /// Adds a chunk of zeros.

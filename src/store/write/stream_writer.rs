@@ -7,6 +7,7 @@ use std::io::{self, Read};
 use std::sync::Arc;
 
 use super::buffer_pool::Buffer;
+use super::chunker::Known;
 use super::pipe_lanes::Lanes;
 use super::work_queue::Passing;
 use super::worker::Shared;
@@ -22,7 +23,7 @@ const START_BYTES: u64 = 4 * CHUNK_BYTES as u64;
 /// Stream being written by one thread. If it is dropped before it is finished, the image fails.
 #[derive(Debug)]
 pub struct StreamWriter {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
     name: String,
     stream: u32,
     position: u32,
@@ -185,22 +186,40 @@ impl StreamWriter {
         Ok(())
     }
 
+    /// Appends chunks of earlier images that are [stored](super::manifest_builder::ManifestBuilder::known).
+    pub(super) fn append_known(&mut self, chunks: Vec<Known>) -> Result<(), WriteError> {
+        self.shared.work_queue.check()?;
+        self.end_piece()?;
+        self.raw_len += chunks.iter().map(|chunk| u64::from(chunk.len)).sum::<u64>();
+        let position = self.next_position()?;
+        self.shared
+            .work_queue
+            .push_known(self.stream, position, chunks);
+        Ok(())
+    }
+
+    /// Passes on the piece being filled.
+    fn end_piece(&mut self) -> Result<(), WriteError> {
+        let Some(Filling { buffer, len }) = self.current.take() else {
+            return Ok(());
+        };
+        if len == 0 {
+            self.shared.work_queue.release(buffer);
+            return Ok(());
+        }
+        let position = self.next_position()?;
+        let work_queue = &self.shared.work_queue;
+        work_queue.push_last(self.stream, position, buffer, len);
+        Ok(())
+    }
+
     /// Ends the stream; returns its length.
     ///
     /// # Errors
     /// The image failed.
     pub fn finish(mut self) -> Result<u64, WriteError> {
         self.shared.work_queue.check()?;
-        if let Some(Filling { buffer, len }) = self.current.take() {
-            if len == 0 {
-                self.shared.work_queue.release(buffer);
-            } else {
-                let position = self.next_position()?;
-                self.shared
-                    .work_queue
-                    .push_last(self.stream, position, buffer, len);
-            }
-        }
+        self.end_piece()?;
         self.shared.work_queue.push_end(self.stream, self.position);
         self.shared.builder.finish(self.stream, self.raw_len);
         self.state = StreamState::Finished;

@@ -27,6 +27,7 @@ use std::thread::Builder;
 use std::time::Duration;
 
 use super::buffer_pool::{Buffer, Populate, SLAB_BUFFERS, map_slab};
+use super::chunker::Known;
 use crate::store::byte_counter::ByteCounter;
 use crate::store::error::WriteError;
 use crate::store::format::chunk::CHUNK_BYTES;
@@ -219,7 +220,7 @@ impl WorkQueue {
         self.enqueue(locked(&self.state), Work::Zeros { stream, position });
     }
 
-    /// Pushes the last piece of a stream, which may be short.
+    /// Pushes a piece that may be short: the last of a stream, or one before known chunks.
     pub(crate) fn push_last(&self, stream: u32, position: u32, buffer: Buffer, len: usize) {
         let mut state = locked(&self.state);
         if len > SMALL_BYTES || state.small_bytes + len > SMALL_BYTES_MAX {
@@ -237,6 +238,16 @@ impl WorkQueue {
                 piece,
             },
         );
+    }
+
+    /// Pushes chunks of an earlier image.
+    pub(crate) fn push_known(&self, stream: u32, position: u32, chunks: Vec<Known>) {
+        let work = Work::Known {
+            stream,
+            position,
+            chunks,
+        };
+        self.enqueue(locked(&self.state), work);
     }
 
     /// Sets the number of pieces of a stream.
@@ -300,6 +311,15 @@ impl WorkQueue {
                 }
             }
             Work::Zeros { stream, position } => Work::Zeros { stream, position },
+            Work::Known {
+                stream,
+                position,
+                chunks,
+            } => Work::Known {
+                stream,
+                position,
+                chunks,
+            },
             Work::End { stream, pieces } => Work::End { stream, pieces },
         }
     }

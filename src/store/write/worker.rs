@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::chunker::{Chunker, Cut, Marks, Part};
+use super::chunker::{Chunker, Content, Cut, Marks, Part};
 use super::manifest_builder::{Claim, ManifestBuilder, Place};
 use super::pack_sink::PackSink;
 use super::work_queue::{Piece, Work, WorkQueue};
@@ -48,6 +48,14 @@ impl Shared {
             }
             Work::Zeros { stream, position } => {
                 let add = |chunker: &mut Chunker<_>| chunker.add(position, None, Marks::zeros());
+                (stream, self.chunker(stream, add))
+            }
+            Work::Known {
+                stream,
+                position,
+                chunks,
+            } => {
+                let add = |chunker: &mut Chunker<_>| chunker.add_known(position, chunks);
                 (stream, self.chunker(stream, add))
             }
             Work::End { stream, pieces } => {
@@ -144,9 +152,14 @@ impl Worker {
     }
 
     fn process(&mut self, stream: u32, cut: Cut<Arc<Piece>>) -> Result<(), WriteError> {
-        let Some(parts) = cut.parts else {
-            let raw_len = u32::try_from(cut.len).map_err(|_| WriteError::TooManyChunks)?;
-            return self.shared.builder.set_zero(stream, cut.position, raw_len);
+        let (builder, position) = (&self.shared.builder, cut.position);
+        let parts = match cut.content {
+            Content::Parts(parts) => parts,
+            Content::Zeros => {
+                let raw_len = u32::try_from(cut.len).map_err(|_| WriteError::TooManyChunks)?;
+                return builder.set_zero(stream, position, raw_len);
+            }
+            Content::Known(chunks) => return builder.set_known(stream, position, &chunks),
         };
         if let [
             Part {

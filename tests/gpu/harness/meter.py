@@ -46,6 +46,12 @@ class Meter:
         except OSError:
             return False
 
+    def cpu_seconds(self):
+        """Returns the processor time of ckpt-run's processes so far, those included that have ended."""
+        pids = [self.pid, *processes.descendants(self.pid)]
+        ticks = sum(cpu_ticks(pid, pid == self.pid) for pid in filter(self._is_own, pids))
+        return ticks / os.sysconf("SC_CLK_TCK")
+
     def end(self):
         self.over.set()
         self.thread.join()
@@ -65,6 +71,15 @@ def available_kib():
 
 def resident_kib(pid):
     return kib(f"/proc/{pid}/status", "VmRSS:")
+
+
+def cpu_ticks(pid, with_children):
+    """Returns the time of a process, with that of its awaited children."""
+    try:
+        fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0  # it has exited
+    return sum(map(int, fields[11 : 15 if with_children else 13]))
 
 
 def kib(path, name):

@@ -85,6 +85,16 @@ def big(context, gib):
     )
 
 
+def served(context, gib):
+    """Memory of which a hundredth changes; prints a checksum of the changes in each step, and of all now and then."""
+    fixed = [context.tools.python, catalog.JOBS / "served.py", "--device", context.tools.device]
+    return Subject(
+        f"served {gib:g} GiB",
+        gib,
+        lambda steps, pace_ms: [*fixed, "--gib", gib, "--steps", steps, "--ms-per-step", pace_ms],
+    )
+
+
 @functools.cache
 def build(context, source, name, flags=()):
     return programs.build(source, context.work / "programs", name, flags)

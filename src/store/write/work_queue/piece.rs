@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::super::buffer_pool::Buffer;
+use super::super::chunker::Known;
 use super::WorkQueue;
 use crate::store::format::chunk::CHUNK_BYTES;
 
@@ -17,6 +18,12 @@ pub(crate) enum Work<P> {
     },
     /// Full piece of zeros, which takes no memory.
     Zeros { stream: u32, position: u32 },
+    /// Chunks of an earlier image, which take no memory.
+    Known {
+        stream: u32,
+        position: u32,
+        chunks: Vec<Known>,
+    },
     /// Number of pieces in the stream.
     End { stream: u32, pieces: u32 },
 }
@@ -26,12 +33,13 @@ impl Work<Bytes> {
         match self {
             Self::Piece { piece, .. } => piece.len(),
             Self::Zeros { .. } => CHUNK_BYTES,
+            Self::Known { chunks, .. } => chunks.iter().map(|chunk| chunk.len as usize).sum(),
             Self::End { .. } => 0,
         }
     }
 }
 
-/// Bytes of a stream for the workers; all pieces but the last are full. Dropping a piece returns its memory.
+/// Bytes of a stream for the workers; all pieces are full but the last and those before known chunks. Dropping a piece returns its memory.
 #[derive(Debug)]
 pub(crate) struct Piece {
     pub(super) work_queue: Arc<WorkQueue>,

@@ -1,0 +1,142 @@
+//! Blocks of device memory that are the same as in an earlier image, found by fingerprints that the GPU computes. Only
+//! the other blocks are copied.
+//!
+//! ```text
+//! newest image: fingerprints ──┐
+//! lane: fingerprints of a part ┴▶ the same: chunks of the newest image, by their names    changed: copied
+//!                              └▶ kept with the new image, once it is committed
+//! ```
+//! Fingerprints are in memory only: the first image after the start of the supervisor copies all memory. What they are
+//! compared with need not be the state that the job continued from, because equal fingerprints mean equal bytes.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use crate::copier::{BLOCK_BYTES, Fingerprint, KEY_BYTES};
+use crate::store::{EarlierStreams, ImageId, Store, StreamWriter, WriteError};
+use crate::sync::locked;
+
+/// Keys of the fingerprints.
+pub(super) type Keys = [u8; KEY_BYTES as usize];
+
+/// Part of a process's device memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Place {
+    /// Pid as the job sees it.
+    pub pid: i32,
+    pub address: u64,
+    pub len: u64,
+}
+
+/// Fingerprints of the blocks of a part, and the stream of the image that holds it.
+#[derive(Clone, Debug)]
+struct Recorded {
+    stream: String,
+    fingerprints: Vec<Fingerprint>,
+}
+
+type Parts = HashMap<Place, Recorded>;
+
+/// Blocks of device memory in the newest image.
+#[derive(Debug)]
+pub(crate) struct KnownBlocks {
+    /// Random keys; `None` if there is no randomness, and then all memory is copied.
+    keys: Option<Box<Keys>>,
+    newest: Mutex<Option<(ImageId, Arc<Parts>)>>,
+}
+
+impl Default for KnownBlocks {
+    fn default() -> Self {
+        let mut keys = Box::new([0; KEY_BYTES as usize]);
+        let filled = getrandom::fill(&mut keys[..]);
+        Self {
+            keys: filled.is_ok().then_some(keys),
+            newest: Mutex::default(),
+        }
+    }
+}
+
+impl KnownBlocks {
+    pub(super) fn keys(&self) -> Option<Keys> {
+        self.keys.as_deref().copied()
+    }
+
+    /// Prepares the comparison for an image that is about to be written. Reads the manifest of the newest image.
+    pub(super) fn changes(&self, store: &Store) -> Changes {
+        let newest = locked(&self.newest).clone();
+        // An image that is gone, or damaged, is not compared with.
+        let earlier = newest.and_then(|(image, parts)| {
+            let streams = store.earlier_streams(image).ok()?;
+            Some((streams, parts))
+        });
+        Changes {
+            earlier,
+            found: Mutex::default(),
+            unread: AtomicU64::new(0),
+        }
+    }
+
+    /// Keeps what was found about an image, which is committed.
+    pub fn keep(&self, image: ImageId, changes: &Changes) {
+        let found = std::mem::take(&mut *locked(&changes.found));
+        let unread = changes.unread.load(Ordering::Relaxed);
+        tracing::debug!(%image, unread, parts = found.len(), "device memory is known by its fingerprints");
+        *locked(&self.newest) = Some((image, Arc::new(found)));
+    }
+}
+
+/// Comparison of device memory with the newest image, while another one is written.
+#[derive(Debug)]
+pub(crate) struct Changes {
+    earlier: Option<(EarlierStreams, Arc<Parts>)>,
+    found: Mutex<Parts>,
+    /// Number of bytes that were not copied.
+    unread: AtomicU64,
+}
+
+impl Changes {
+    /// Appends a part to its stream: `read` copies a range of it. `found` has the stream's name and the fingerprints of
+    /// the part, if the GPU has computed them.
+    pub(super) fn append<E: From<WriteError>>(
+        &self,
+        place: Place,
+        found: Option<(&str, Vec<Fingerprint>)>,
+        stream: &mut StreamWriter,
+        mut read: impl FnMut(&mut StreamWriter, Range<u64>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let Some((name, fingerprints)) = found else {
+            return read(stream, 0..place.len);
+        };
+        let earlier = self.earlier.as_ref();
+        match earlier.and_then(|(streams, parts)| Some((streams, parts.get(&place)?))) {
+            Some((streams, before)) => {
+                let is_same = |range: Range<u64>| {
+                    let blocks = block(range.start)..block(range.end + BLOCK_BYTES - 1);
+                    let before = before.fingerprints.get(blocks.clone());
+                    before.is_some() && before == fingerprints.get(blocks)
+                };
+                let unread = stream.append_changes(
+                    (streams, &before.stream),
+                    place.len,
+                    is_same,
+                    &mut read,
+                )?;
+                self.unread.fetch_add(unread, Ordering::Relaxed);
+            }
+            None => read(stream, 0..place.len)?,
+        }
+        let recorded = Recorded {
+            stream: name.to_owned(),
+            fingerprints,
+        };
+        locked(&self.found).insert(place, recorded);
+        Ok(())
+    }
+}
+
+/// Returns the number of the block that contains an offset.
+fn block(offset: u64) -> usize {
+    usize::try_from(offset / BLOCK_BYTES).unwrap_or(usize::MAX)
+}
