@@ -12,7 +12,8 @@
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::thread::{Builder, JoinHandle};
 
 use crate::copier::{BLOCK_BYTES, Fingerprint, KEY_BYTES};
 use crate::store::{EarlierStreams, ImageId, Store, StreamWriter, WriteError};
@@ -38,6 +39,8 @@ struct Recorded {
 }
 
 type Parts = HashMap<Place, Recorded>;
+/// Streams of the newest image, and the fingerprints of its device memory.
+type Earlier = (EarlierStreams, Arc<Parts>);
 
 /// Blocks of device memory in the newest image.
 #[derive(Debug)]
@@ -63,16 +66,18 @@ impl KnownBlocks {
         self.keys.as_deref().copied()
     }
 
-    /// Prepares the comparison for an image that is about to be written. Reads the manifest of the newest image.
+    /// Prepares the comparison for an image that is about to be written: a thread reads the manifest of the newest image.
     pub(super) fn changes(&self, store: &Store) -> Changes {
         let newest = locked(&self.newest).clone();
-        // An image that is gone, or damaged, is not compared with.
-        let earlier = newest.and_then(|(image, parts)| {
-            let streams = store.earlier_streams(image).ok()?;
-            Some((streams, parts))
+        let reading = newest.and_then(|(image, parts)| {
+            let (store, thread) = (store.clone(), Builder::new().name("blocks".to_owned()));
+            // An image that is gone or unreadable is not compared with.
+            let read = move || Some((store.earlier_streams(image).ok()?, parts));
+            thread.spawn(read).ok()
         });
         Changes {
-            earlier,
+            reading: Mutex::new(reading),
+            earlier: OnceLock::new(),
             found: Mutex::default(),
             unread: AtomicU64::new(0),
         }
@@ -90,13 +95,19 @@ impl KnownBlocks {
 /// Comparison of device memory with the newest image, while another one is written.
 #[derive(Debug)]
 pub(crate) struct Changes {
-    earlier: Option<(EarlierStreams, Arc<Parts>)>,
+    reading: Mutex<Option<JoinHandle<Option<Earlier>>>>,
+    earlier: OnceLock<Option<Earlier>>,
     found: Mutex<Parts>,
     /// Number of bytes that were not copied.
     unread: AtomicU64,
 }
 
 impl Changes {
+    fn earlier(&self) -> Option<&Earlier> {
+        let wait = || locked(&self.reading).take()?.join().ok().flatten();
+        self.earlier.get_or_init(wait).as_ref()
+    }
+
     /// Appends a part to its stream: `read` copies a range of it. `found` has the stream's name and the fingerprints of
     /// the part, if the GPU has computed them.
     pub(super) fn append<E: From<WriteError>>(
@@ -109,8 +120,10 @@ impl Changes {
         let Some((name, fingerprints)) = found else {
             return read(stream, 0..place.len);
         };
-        let earlier = self.earlier.as_ref();
-        match earlier.and_then(|(streams, parts)| Some((streams, parts.get(&place)?))) {
+        match self
+            .earlier()
+            .and_then(|(streams, parts)| Some((streams, parts.get(&place)?)))
+        {
             Some((streams, before)) => {
                 let is_same = |range: Range<u64>| {
                     let blocks = block(range.start)..block(range.end + BLOCK_BYTES - 1);

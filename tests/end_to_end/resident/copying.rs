@@ -65,7 +65,8 @@ fn waiting_copier_uses_no_gpu_and_ends_with_the_run() {
 
 #[apply(as_root_and_user)]
 fn a_copier_that_fails_costs_a_snapshot_at_most() {
-    let scene = Scene::at_rest("resident");
+    let scene = Scene::copying("resident");
+    scene.rests();
     let used = {
         scene.resident_snapshot();
         scene.used()
@@ -128,7 +129,7 @@ fn a_copier_that_is_killed_in_the_midst_costs_a_snapshot() {
         "cuMemcpyDtoDAsync_v2",
         "cuMemcpyDtoHAsync_v2",
     ] {
-        let scene = Scene::start("resident");
+        let scene = Scene::copying("resident");
         scene.place.wait_for("out", "\n5 ");
         scene.resident_snapshot();
         let never = scene.place.file("never");

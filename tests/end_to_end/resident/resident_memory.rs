@@ -78,3 +78,34 @@ fn memory_without_a_shadow_is_copied_during_the_freeze() {
     scene.run.crash();
     scene.ends_as_ever();
 }
+
+#[apply(as_root_and_user)]
+fn unchanged_memory_is_not_copied() {
+    let scene = Scene::at_rest("resident");
+    scene.resident_snapshot();
+    scene.rule("caller-fail", "cuMemcpyDtoHAsync_v2");
+    // Images whose memory is named again, also after the first of them.
+    scene.resident_snapshot();
+    scene.resident_snapshot();
+    scene.mend();
+    scene.run.crash();
+    scene.ends_as_ever();
+}
+
+#[apply(as_root_and_user)]
+fn memory_is_copied_if_the_gpu_cannot_compare_it() {
+    for call in [
+        "cuModuleLoadData",
+        "cuModuleGetFunction",
+        "cuLaunchKernel",
+        "cuMemcpyDtoH_v2",
+    ] {
+        let scene = Scene::at_rest("resident");
+        scene.rule("caller-fail", call);
+        scene.resident_snapshot();
+        scene.resident_snapshot();
+        scene.mend();
+        scene.run.crash();
+        scene.ends_as_ever();
+    }
+}

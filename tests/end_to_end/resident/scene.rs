@@ -40,6 +40,12 @@ impl Scene {
         Self::with(gpu(), memory, &JOB, &[])
     }
 
+    /// Starts the job on GPUs that compute no fingerprints: every snapshot copies all memory.
+    pub fn copying(memory: &str) -> Self {
+        let without = [("FAKE_CUDA_CALLER_FAIL", "cuModuleLoadData")];
+        Self::with(gpu(), memory, &JOB, &without)
+    }
+
     pub fn with(gpu: FakeGpu, memory: &str, job: &[&str], variables: &[(&str, &str)]) -> Self {
         let place = Place::new();
         let program = fake_gpu::job();

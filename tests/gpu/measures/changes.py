@@ -17,7 +17,8 @@ COLUMNS = (
     ("durable", 8),
     ("stored", 10),
     ("cpu", 6),
-    ("result", 0),
+    ("result", 20),
+    ("phases", 0),
 )
 LEGEND = """first: the image after the start, which copies all memory; later: those after it, which copy the blocks whose
 fingerprints differ. Medians; seconds. durable: from the start of the snapshot until it is on the disk. stored: new bytes
@@ -62,8 +63,16 @@ def run(context, section):
             max((freeze.stored for freeze in freezes), key=size),
             f"{middle(costs[these]):.1f}",
             measured.result,
+            phases(freezes),
         )
     context.judge(measured.result)
+
+
+def phases(freezes):
+    """Returns the median of each phase."""
+    names = dict.fromkeys(name for freeze in freezes for name in freeze.phases)
+    taken = ((name, [freeze.phases.get(name, 0) for freeze in freezes]) for name in names)
+    return ", ".join(f"{name} {statistics.median(seconds):.2f}" for name, seconds in taken)
 
 
 def size(text):
