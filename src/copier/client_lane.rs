@@ -19,7 +19,7 @@ use crate::cuda::device::{BLOCK_BYTES, FINGERPRINT_BYTES};
 use crate::shared_memory::SharedMemory;
 
 /// Fingerprint of a block of GPU memory.
-pub type Fingerprint = [u8; FINGERPRINT_BYTES as usize];
+pub type Fingerprint = [u8; FINGERPRINT_BYTES];
 
 /// Maximum number of bytes per copy.
 const HALF_BYTES: usize = LANE_BYTES.get() / 2;
@@ -81,7 +81,8 @@ impl Lane {
     ) -> Result<Vec<Fingerprint>, CopierError> {
         let direction = Direction::Fingerprint;
         let blocks = range.end.saturating_sub(range.start) / BLOCK_BYTES;
-        let len = usize::try_from(blocks * FINGERPRINT_BYTES).unwrap_or(usize::MAX);
+        let blocks = usize::try_from(blocks).unwrap_or(usize::MAX);
+        let len = blocks.saturating_mul(FINGERPRINT_BYTES);
         if len > HALF_BYTES {
             return Err(CopierError::unexpected(name(direction)));
         }

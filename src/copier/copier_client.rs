@@ -17,7 +17,7 @@ use super::error::CopierError;
 use super::wire::{BATCH_MAX, KEYS_BYTES, Reply, Request, Socket, VERSION};
 use crate::clock;
 use crate::cuda::GpuUuid;
-use crate::cuda::device::{KEY_BYTES, Room};
+use crate::cuda::device::Room;
 use crate::shared_memory::SharedMemory;
 use crate::sync::locked;
 
@@ -99,11 +99,12 @@ impl Copier {
         self.ask_done("initialize CUDA", &Request::Initialize)
     }
 
-    /// Lets the GPUs that are opened from now on compute fingerprints, if their driver can. `keys` are random.
+    /// Lets the GPUs that are opened from now on compute fingerprints, if their driver can. The `keys` are
+    /// [`KEY_BYTES`](crate::copier::KEY_BYTES) random bytes.
     ///
     /// # Errors
     /// The copier does not answer.
-    pub fn use_keys(&self, keys: &[u8; KEY_BYTES as usize]) -> Result<(), CopierError> {
+    pub fn use_keys(&self, keys: &[u8]) -> Result<(), CopierError> {
         let operation = "pass keys to the copier";
         let failed = |source| CopierError::Talk { operation, source };
         let (_, descriptor) = SharedMemory::create(KEYS_BYTES).map_err(failed)?;

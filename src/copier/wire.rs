@@ -20,7 +20,7 @@ pub(super) const VERSION: u32 = 3;
 pub(super) const LANE_BYTES: NonZeroUsize = NonZeroUsize::new(8 << 20).unwrap();
 /// Size of the memory with the keys of fingerprints, in pages.
 pub(super) const KEYS_BYTES: NonZeroUsize = NonZeroUsize::new(20 << 10).unwrap();
-const _: () = assert!(KEYS_BYTES.get() as u64 >= KEY_BYTES);
+const _: () = assert!(KEYS_BYTES.get() >= KEY_BYTES);
 /// Maximum number of segments in a message: their numbers have up to 20 digits.
 pub(super) const BATCH_MAX: usize = 1024;
 /// Maximum length of a message: a full batch, with some room; well below the default socket buffer of 208 KiB.

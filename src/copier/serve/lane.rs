@@ -20,7 +20,7 @@ use crate::sync::locked;
 /// Size of a lane's memory for fingerprints on a GPU.
 const RESULTS_BYTES: u64 = 16 << 10;
 /// Maximum number of blocks whose fingerprints are computed at once.
-const BLOCKS_MAX: u64 = RESULTS_BYTES / FINGERPRINT_BYTES;
+const BLOCKS_MAX: u64 = RESULTS_BYTES / FINGERPRINT_BYTES as u64;
 
 /// State of a lane's thread.
 #[derive(Debug)]
@@ -127,13 +127,10 @@ impl LaneThread {
             if !extent.len.is_multiple_of(BLOCK_BYTES) {
                 return Err(Refusal::request("the part is not of whole blocks"));
             }
-            let (count, len) = (
-                extent.len / BLOCK_BYTES,
-                extent.len / BLOCK_BYTES * FINGERPRINT_BYTES,
-            );
+            let count = extent.len / BLOCK_BYTES;
             let blocks = (&*extent.memory, extent.offset, count);
             program.compute(stream, blocks, results, (&self.memory, at))?;
-            at += len;
+            at += count * FINGERPRINT_BYTES as u64;
         }
         Ok(())
     }

@@ -26,9 +26,9 @@ use crate::shared_memory::SharedMemory;
 /// Length of a block.
 pub const BLOCK_BYTES: u64 = 256 << 10;
 /// Length of a fingerprint.
-pub const FINGERPRINT_BYTES: u64 = 32;
+pub const FINGERPRINT_BYTES: usize = 32;
 /// Length of the keys: 66 words of the first level and 2050 of the second.
-pub const KEY_BYTES: u64 = (66 + 2050) * 8;
+pub const KEY_BYTES: usize = (66 + 2050) * 8;
 
 /// The program, which ends with a zero.
 const PROGRAM: &str = concat!(include_str!("fingerprints.ptx"), "\0");
@@ -72,18 +72,19 @@ impl Context {
         // SAFETY: the driver writes one handle; the name ends with a zero, and the module is live.
         let result = unsafe { (programs.function)(&raw mut function, handle, NAME.as_ptr()) };
         self.check("cuModuleGetFunction", result)?;
-        let keys = self.allocate(KEY_BYTES)?;
-        let available = host.len() as u64;
-        if available < KEY_BYTES {
+        let (len, available) = (KEY_BYTES as u64, host.len() as u64);
+        let keys = self.allocate(len)?;
+        if available < len {
+            let offset = 0;
             return Err(DeviceError::Range {
-                offset: 0,
-                len: KEY_BYTES,
+                offset,
+                len,
                 available,
             });
         }
-        let (to, from) = (keys.at(0, KEY_BYTES)?, host.start().as_ptr().cast());
+        let (to, from) = (keys.at(0, len)?, host.start().as_ptr().cast());
         // SAFETY: both sides have this length, and are borrowed until the call returns.
-        let result = unsafe { (programs.write)(to, from, size(KEY_BYTES)) };
+        let result = unsafe { (programs.write)(to, from, KEY_BYTES) };
         self.check("cuMemcpyHtoD", result)?;
         Ok(Fingerprinter {
             module,
@@ -109,10 +110,10 @@ impl Fingerprinter {
         for memory in [memory, results, &self.keys] {
             stream.check_gpu(memory)?;
         }
-        let len = count.saturating_mul(FINGERPRINT_BYTES);
+        let len = count.saturating_mul(FINGERPRINT_BYTES as u64);
         let blocks = memory.at(offset, count.saturating_mul(BLOCK_BYTES))?;
         let (results, host) = (results.at(0, len)?, host.at(at, len)?);
-        let keys = self.keys.at(0, KEY_BYTES)?;
+        let keys = self.keys.at(0, KEY_BYTES as u64)?;
         let groups = u32::try_from(count.clamp(1, GROUPS_MAX)).unwrap_or(1);
         // SAFETY: the program reads `count` blocks and the keys, and writes `count` results. All are within memory that is
         // borrowed until the call returns, and of the stream's GPU, whose context the program was loaded into.

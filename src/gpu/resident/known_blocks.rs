@@ -19,9 +19,6 @@ use crate::copier::{BLOCK_BYTES, Fingerprint, KEY_BYTES};
 use crate::store::{EarlierStreams, ImageId, Store, StreamWriter, WriteError};
 use crate::sync::locked;
 
-/// Keys of the fingerprints.
-pub(super) type Keys = [u8; KEY_BYTES as usize];
-
 /// Part of a process's device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Place {
@@ -46,24 +43,24 @@ type Earlier = (EarlierStreams, Arc<Parts>);
 #[derive(Debug)]
 pub(crate) struct KnownBlocks {
     /// Random keys; `None` if there is no randomness, and then all memory is copied.
-    keys: Option<Box<Keys>>,
+    keys: Option<Arc<[u8]>>,
     newest: Mutex<Option<(ImageId, Arc<Parts>)>>,
 }
 
 impl Default for KnownBlocks {
     fn default() -> Self {
-        let mut keys = Box::new([0; KEY_BYTES as usize]);
-        let filled = getrandom::fill(&mut keys[..]);
+        let mut keys = vec![0; KEY_BYTES];
+        let filled = getrandom::fill(&mut keys);
         Self {
-            keys: filled.is_ok().then_some(keys),
+            keys: filled.is_ok().then(|| keys.into()),
             newest: Mutex::default(),
         }
     }
 }
 
 impl KnownBlocks {
-    pub(super) fn keys(&self) -> Option<Keys> {
-        self.keys.as_deref().copied()
+    pub(super) fn keys(&self) -> Option<Arc<[u8]>> {
+        self.keys.clone()
     }
 
     /// Prepares the comparison for an image that is about to be written: a thread reads the manifest of the newest image.

@@ -14,7 +14,7 @@ use std::thread::{self, JoinHandle};
 
 use super::copy_lanes::CopyLanes;
 use super::error::ResidentError;
-use super::known_blocks::{Keys, KnownBlocks};
+use super::known_blocks::KnownBlocks;
 use super::refill::{Memory, fill, gpus_now};
 use crate::copier::{Copier, CopierError};
 use crate::cuda::GpuUuid;
@@ -58,7 +58,7 @@ impl Standby {
         let mut slot = locked(&self.warm);
         if slot.is_none() {
             let (program, keys) = (program.to_owned(), self.blocks.keys());
-            *slot = spawn(move || warm_copier(&program, keys.as_ref()).ok());
+            *slot = spawn(move || warm_copier(&program, keys.as_deref()).ok());
         }
     }
 
@@ -148,7 +148,7 @@ impl Standby {
                 Err(error) => tracing::debug!(%error, "the copier is started again"),
             }
         }
-        CopyLanes::begin(warm_copier(program, self.blocks.keys().as_ref())?, gpus)
+        CopyLanes::begin(warm_copier(program, self.blocks.keys().as_deref())?, gpus)
     }
 }
 
@@ -164,7 +164,7 @@ fn has_room(copy_lanes: &CopyLanes, resident: &ResidentFacts, gpus: &[GpuFacts])
     })
 }
 
-fn warm_copier(program: &Path, keys: Option<&Keys>) -> Result<Copier, CopierError> {
+fn warm_copier(program: &Path, keys: Option<&[u8]>) -> Result<Copier, CopierError> {
     let copier = Copier::start(program)?;
     copier.initialize()?;
     if let Some(keys) = keys {

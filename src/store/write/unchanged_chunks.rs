@@ -99,6 +99,7 @@ impl StreamWriter {
 }
 
 #[cfg(test)]
+#[allow(clippy::cast_possible_truncation, reason = "the data are short")]
 mod tests {
     use proptest::prelude::*;
 
