@@ -31,6 +31,7 @@ pub use model::{
     Tcp, Tty, Watch,
 };
 pub use operation::{Hang, HangAction, HookCommand, Hooks, Interval, Jitter, Occasion};
+pub use preemption_settings::{Endpoint, NoticeSource, Preemption};
 pub use restart_settings::{Restart, RestartLimit, RestartPolicy, WithoutImage};
 pub(crate) use sources::PROJECT_FILE;
 pub use sources::{Origin, Override, ProjectFile, Sources};
@@ -38,6 +39,7 @@ pub use sources::{Origin, Override, ProjectFile, Sources};
 pub use units::ExitStatus;
 pub(crate) use units::{format_percent, parse_duration};
 
+mod preemption_settings;
 mod restart_settings;
 #[cfg(test)]
 mod tests;

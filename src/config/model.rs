@@ -13,6 +13,7 @@ use clap::ValueEnum;
 use serde::Deserialize;
 
 use super::operation::{Hang, Hooks, Interval, Jitter};
+use super::preemption_settings::Preemption;
 use super::reading::{
     address, duration, number, optional, optional_parsed, optional_path, parsed, path, patterns,
     percent, size, size_limit, unless,
@@ -46,6 +47,8 @@ pub struct Config {
     pub encryption: Encryption,
     /// `[remote]`: the images in object storage.
     pub remote: Remote,
+    /// `[preemption]`: the notices of clouds.
+    pub preemption: Preemption,
     /// `[restart]`: the reaction to the job's end.
     pub restart: Restart,
     /// `[hang]`: the signs by which a running job is treated as hung.

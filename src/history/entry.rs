@@ -47,6 +47,15 @@ pub enum Event {
         #[serde(default)]
         pid: Option<i32>,
     },
+    /// A cloud announced that it takes the machine back.
+    Preempted {
+        /// `aws`, `gcp` or `azure`.
+        cloud: String,
+        /// `terminate`, `stop`, `hibernate`, `preempt` or `other`.
+        action: String,
+        /// Earliest time of the action.
+        deadline: Timestamp,
+    },
     /// A snapshot begins; the job still computes.
     SnapshotBegan {
         /// `schedule`, `signal`, `request` or `stop`.

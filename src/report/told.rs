@@ -66,6 +66,10 @@ pub(super) fn told(event: &Event) -> Option<(&'static str, String)> {
         Event::Interval { seconds, why } => {
             ("interval", format!("{}: {why}", time_in_words(*seconds)))
         }
+        Event::Preempted { cloud, action, .. } => (
+            "preempted",
+            format!("{cloud} takes the machine back ({action})"),
+        ),
         Event::Hook {
             hook,
             outcome,

@@ -29,6 +29,7 @@ use super::observers::keyboard;
 use super::observers::run_phase::State;
 use super::observers::run_status::Status;
 use super::policy::schedule::Moment;
+use super::preemption;
 use crate::clock;
 use crate::job::Key;
 use crate::remote_run::RemoteRun;
@@ -137,6 +138,7 @@ impl Supervisor {
         let observers = Observers::new(&context, &state, &streams, &sender, moment());
         let watch = HangWatch::new(&context.config.hang, &context.directory, &streams, &sender);
         start_remote(&context, &state, &sender)?;
+        preemption::watch(&context.config.preemption, &sender);
         let machine = Machine::new(context.config.clone(), state, seed, now(&context));
         Ok(Self {
             effects: Effects::new(Arc::clone(&context), streams, sender),

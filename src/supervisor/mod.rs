@@ -2,7 +2,7 @@
 //!
 //! Start reading at [`run`], which checks everything and starts the loop in `event_loop`. `decide` contains the state of
 //! the run and what each event leads to, `effects` carries it out, `observers` report it. `policy` contains calculations
-//! that decisions use.
+//! that decisions use. `preemption` asks clouds if they take the machine back.
 
 pub(crate) mod control;
 mod decide;
@@ -15,6 +15,7 @@ mod inbox;
 mod notice;
 pub(crate) mod observers;
 pub(crate) mod policy;
+mod preemption;
 mod run_job;
 
 pub use control::client::{
@@ -23,6 +24,8 @@ pub use control::client::{
 
 pub use error::RunError;
 pub use run_job::{RunOptions, What, run};
+
+pub use preemption::announcement::{Action, Announcement, Cloud};
 
 pub use observers::run_phase::State;
 pub use observers::run_status::{Status, status_of_store};

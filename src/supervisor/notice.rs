@@ -8,6 +8,7 @@ use super::hooks::hook_command;
 use super::observers::run_phase::State;
 use super::policy::interval::Chosen;
 use super::policy::restart::ExitStatus;
+use super::preemption::announcement::Announcement;
 use crate::config::HangAction;
 use crate::restore::restore_image::Restored;
 use crate::run::image_facts::Trigger;
@@ -35,6 +36,8 @@ pub(crate) enum Notice {
     Interval(Chosen),
     /// Snapshots take too much of the job's time, in words.
     TooDear(String),
+    /// A cloud takes this machine back: the last snapshot follows.
+    Preempted(Announcement),
     SnapshotBegan(Trigger),
     /// The job computes again, the image is not durable yet.
     Computing {

@@ -159,6 +159,7 @@ fn in_full(status: &Status) -> String {
 fn lines(status: &Status) -> impl Iterator<Item = (&'static str, String)> {
     let rows = [
         ("pids", pids(status)),
+        ("preempted", preempted(status)),
         ("restored", restored(status)),
         ("last", status.last_snapshot().map(snapshot)),
         ("frozen", frozen(status)),
@@ -187,6 +188,16 @@ fn remote(status: &Status) -> Option<String> {
     let failure = remote.failure.as_ref();
     let failure = failure.map_or_else(String::new, |reason| format!("; {}", print::plain(reason)));
     Some(format!("{uploaded}{waiting}{failure}"))
+}
+
+/// Returns the cloud's notice, if it takes this machine back.
+fn preempted(status: &Status) -> Option<String> {
+    let notice = status.preemption?;
+    let (cloud, action) = (notice.cloud.name(), notice.action.as_str());
+    let time = local(notice.deadline);
+    Some(format!(
+        "{cloud} takes this machine back at {time} ({action})"
+    ))
 }
 
 fn pids(status: &Status) -> Option<String> {

@@ -71,6 +71,14 @@ fn refusals_name_file_line_key_and_a_way_out() {
             "ckpt-run.toml:2: restart.backoff_factor: NaN is not between 1 and 100",
         ),
         (
+            "[preemption]\nwatch = 'on'",
+            "ckpt-run.toml:2: preemption.watch: unknown variant `on`, expected one of `off`, `auto`, `aws`, `gcp`, `azure`",
+        ),
+        (
+            "[preemption]\nendpoint = '169.254.169.254'",
+            "ckpt-run.toml:2: preemption.endpoint: \"169.254.169.254\" is not an address such as \"http://127.0.0.1:8080\"",
+        ),
+        (
             "store = '~/images'",
             "ckpt-run.toml:1: store: `~` in \"~/images\" is not expanded; write the path of the home folder",
         ),

@@ -225,6 +225,7 @@ impl Account {
             | Event::RestoreBegan { .. }
             | Event::Interval { .. }
             | Event::Hook { .. }
+            | Event::Preempted { .. }
             | Event::Unknown => {}
             Event::Started { .. } => {
                 self.images.clear();

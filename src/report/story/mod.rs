@@ -292,6 +292,7 @@ impl StoryBuilder {
             | Event::RestoreFailed { .. }
             | Event::Interval { .. }
             | Event::Hook { .. }
+            | Event::Preempted { .. }
             | Event::Unknown => {}
         }
     }

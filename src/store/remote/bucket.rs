@@ -305,7 +305,7 @@ fn private_folder(path: &std::path::Path) -> Result<(), String> {
 }
 
 /// Has the TLS library use the one cryptographic library that is compiled in.
-fn use_ring() {
+pub(crate) fn use_ring() {
     static ONCE: Once = Once::new();
     // An error means that a provider has been chosen already.
     ONCE.call_once(|| drop(rustls::crypto::ring::default_provider().install_default()));

@@ -17,6 +17,7 @@ use crate::snapshot::take_snapshot::{Afterwards, Snapshotted};
 use crate::store::{ImageEntry, ReadError};
 use crate::supervisor::hang::detector::Finding;
 use crate::supervisor::policy::schedule::Moment;
+use crate::supervisor::preemption::announcement::Announcement;
 
 /// Facts of the moment of an event.
 #[derive(Debug)]
@@ -75,6 +76,8 @@ pub(crate) enum Event {
     Begin(Beginning),
     /// A signal that the supervisor handles arrived.
     Signal(Signal),
+    /// A cloud takes this machine back, after this time at the earliest.
+    Preempted(Announcement, Duration),
     /// The lease of the remote run is lost, to the supervisor on this machine if it is known.
     LeaseLost(Option<String>),
     /// Ctrl-C was typed at the job's own terminal, which sends the job a SIGINT.

@@ -38,6 +38,7 @@ use crate::supervisor::observers::run_status::{Status, after, beginning};
 use crate::supervisor::policy::compute_clock::ComputeClock;
 use crate::supervisor::policy::restart::{Stopping, restarts_left};
 use crate::supervisor::policy::schedule::Moment;
+use crate::supervisor::preemption::announcement::Announcement;
 
 /// The decisions of a run, and the state that they depend on.
 #[derive(Debug)]
@@ -47,6 +48,10 @@ pub(crate) struct Machine {
     pub(super) state: RunState,
     pub(super) stage: Stage,
     pub(super) stopping: Stopping,
+    /// Time of the first SIGTERM.
+    pub(super) terminated: Option<Instant>,
+    /// The notice of the cloud that takes this machine back.
+    pub(super) preemption: Option<Announcement>,
     pub(super) requests: Requests,
     pub(super) attempts: Attempts,
     pub(super) timer: SnapshotTimer,
@@ -81,6 +86,8 @@ impl Machine {
             state,
             stage: Stage::Idle,
             stopping: Stopping::No,
+            terminated: None,
+            preemption: None,
             requests: Requests::default(),
             attempts: Attempts::default(),
             clock: ComputeClock::default(),
@@ -106,6 +113,7 @@ impl Machine {
         match event {
             Event::Begin(beginning) => self.begin(beginning),
             Event::Signal(signal) => self.signal(signal),
+            Event::Preempted(announcement, left) => self.preempted(announcement, left),
             Event::Interrupted => self.job_interrupted(),
             Event::LeaseLost(holder) => self.lease_lost(holder),
             Event::SnapshotRequest(Afterwards::Stop, reply) => self.stop_requested(reply),
@@ -307,6 +315,7 @@ impl Machine {
                 .map(|until| until.saturating_duration_since(now.monotonic).as_secs_f64()),
             restarts_used: Some(budget.restarts),
             restarts_left: restarts_left(rules, budget, self.last_images_to_restore()),
+            preemption: self.preemption,
             ..Status::default()
         }
     }

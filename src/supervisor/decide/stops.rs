@@ -1,4 +1,4 @@
-//! Stops of the run: SIGTERM, SIGUSR2, `ckpt-run stop`, signals for the job, stops by the terminal.
+//! Stops of the run: SIGTERM, notices of clouds, SIGUSR2, `ckpt-run stop`, signals for the job, stops by the terminal.
 
 use std::time::Duration;
 
@@ -13,9 +13,13 @@ use crate::snapshot::take_snapshot::Afterwards;
 use crate::supervisor::error::RunError;
 use crate::supervisor::notice::Notice;
 use crate::supervisor::policy::restart::Stopping;
+use crate::supervisor::preemption::announcement::Announcement;
 
 /// Two SIGTERM within this time are one: `timeout` sends it to its child and then to its process group.
 const SAME_SIGNAL: Duration = Duration::from_millis(300);
+/// Shortest time for the last snapshot after a notice. A cloud announces the earliest time, and a machine that still
+/// works after it may have a few seconds more.
+const NOTICE_MIN: Duration = Duration::from_secs(10);
 /// Time for a killed job's last output to be delivered, once the run is to stop at once.
 const DELIVERY_LIMIT: Duration = Duration::from_secs(5);
 
@@ -27,19 +31,41 @@ const ENDED: &str = "the job has just ended";
 impl Machine {
     /// Handles SIGTERM: a snapshot and the end within the grace period; at the second one, the end at once.
     pub(super) fn terminate(&mut self) {
-        let (now, grace) = (self.now.monotonic(), self.settings.snapshot.grace);
-        if let Stopping::Until(deadline) = self.stopping {
-            let left = deadline.saturating_duration_since(now);
-            if left + SAME_SIGNAL <= grace {
+        let now = self.now.monotonic();
+        if let Some(first) = self.terminated {
+            if now.saturating_duration_since(first) >= SAME_SIGNAL {
                 self.stop_now("a second SIGTERM");
             }
             return;
         }
-        self.stopping = Stopping::Until(now + grace);
+        self.terminated = Some(now);
+        self.stop_within(self.settings.snapshot.grace);
+    }
+
+    /// Handles the notice of a cloud that takes this machine back: as SIGTERM, before the announced time. SIGTERM may
+    /// follow, when the machine shuts down.
+    pub(super) fn preempted(&mut self, announcement: Announcement, left: Duration) {
+        self.preemption = Some(announcement);
+        self.notify(Notice::Preempted(announcement));
+        let grace = self.settings.snapshot.grace;
+        self.stop_within(left.max(NOTICE_MIN).min(grace));
+    }
+
+    /// Takes one more snapshot, then ends the run; ends it in any case after this time, or at an earlier end that was
+    /// requested before.
+    fn stop_within(&mut self, time: Duration) {
+        let now = self.now.monotonic();
+        let (end, is_new) = match self.stopping {
+            Stopping::Until(end) => (end.min(now + time), false),
+            Stopping::No | Stopping::ByTheJob(_) | Stopping::WhenSaved => (now + time, true),
+        };
+        self.stopping = Stopping::Until(end);
         if let Some(limit) = self.stopping.hook_limit(now) {
             self.act(Action::HurryHook(limit));
         }
-        self.save_and_stop();
+        if is_new {
+            self.save_and_stop();
+        }
     }
 
     /// Ends the run at once: another machine may run the job from now on.

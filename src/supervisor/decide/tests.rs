@@ -9,8 +9,9 @@ use proptest::sample::select;
 use proptest::test_runner::{Config as Cases, TestRunner};
 
 use super::stage::Beginning;
-use super::world::{Ending, Work, World};
+use super::world::{Ending, Life, Work, World};
 use crate::config::{Config, HangAction, Interval, RestartLimit, RestartPolicy, WithoutImage};
+use crate::run::run_state::Progress;
 use crate::snapshot::take_snapshot::Afterwards;
 
 /// Number of cases, and limit on the steps of each: more than [`EVENTS_MIN`] events together.
@@ -25,6 +26,7 @@ enum Step {
     Signal(Signal),
     Interrupt,
     LoseLease,
+    Preempt(Duration),
     Request(Afterwards),
     Unpause,
     ExitJob(i32),
@@ -72,6 +74,7 @@ fn step(random: u32) -> Step {
         57..59 => Step::Suspect(Duration::from_secs(u64::from(choice) % 3)),
         59 => Step::LateDiagnosis,
         60 if choice.is_multiple_of(5) => Step::LoseLease,
+        60 if choice % 5 == 1 => Step::Preempt(Duration::from_millis(times[pick(6)])),
         60 => Step::Forget,
         61 => Step::Store(!choice.is_multiple_of(5)),
         62 => match choice % 4 {
@@ -116,6 +119,7 @@ fn take(world: &mut World, step: &Step) {
         Step::Signal(signal) => world.signal(*signal),
         Step::Interrupt => world.interrupt(),
         Step::LoseLease => world.lose_lease(),
+        Step::Preempt(left) => world.preempt(*left),
         Step::Request(afterwards) => world.request_snapshot(*afterwards),
         Step::Unpause => world.request_unpause(),
         Step::ExitJob(code) => world.exit_job(*code),
@@ -171,6 +175,48 @@ fn a_computing_job_needs_no_list_of_images() {
     assert_eq!(world.lists_read.get(), lists_read);
     world.end(Work::Snapshot, Ending::Success);
     assert!(world.lists_read.get() > lists_read, "old images are gone");
+}
+
+#[test]
+fn a_notice_leaves_time_for_the_snapshot_and_its_sigterm() {
+    let mut world = World::new(Config::default(), Beginning::Start, 0);
+    world.end(Work::Start, Ending::Success);
+    world.preempt(Duration::from_secs(25));
+    assert_eq!(world.works(), [Work::Snapshot]);
+    // The machine shuts down: this is the first SIGTERM.
+    world.pass(Duration::from_secs(5));
+    world.signal(Signal::SIGTERM);
+    world.pass(Duration::from_secs(15));
+    assert_eq!(world.life, Life::Alive, "the snapshot has its time");
+    world.end(Work::Snapshot, Ending::Success);
+    world.report();
+    world.end(Work::Drain, Ending::Success);
+    assert!(world.over);
+    assert_eq!(world.machine.state().progress, Progress::Saved);
+}
+
+#[test]
+fn a_second_sigterm_after_a_notice_stops_at_once() {
+    let mut world = World::new(Config::default(), Beginning::Start, 0);
+    world.end(Work::Start, Ending::Success);
+    world.preempt(Duration::from_secs(25));
+    for _ in 0..2 {
+        world.pass(Duration::from_secs(1));
+        world.signal(Signal::SIGTERM);
+    }
+    assert_eq!(world.life, Life::Killed);
+}
+
+#[test]
+fn a_notice_after_its_time_still_permits_a_snapshot() {
+    let mut world = World::new(Config::default(), Beginning::Start, 0);
+    world.end(Work::Start, Ending::Success);
+    world.preempt(Duration::ZERO);
+    world.pass(Duration::from_secs(9));
+    assert_eq!(world.works(), [Work::Snapshot]);
+    assert_eq!(world.life, Life::Alive);
+    world.pass(Duration::from_secs(2));
+    assert_eq!(world.life, Life::Killed);
 }
 
 #[test]

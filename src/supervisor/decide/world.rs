@@ -99,7 +99,7 @@ pub(super) struct World {
     pub(super) armed: bool,
     pub(super) snapshot_clients: Vec<oneshot::Receiver<Result<ImageId, String>>>,
     pub(super) unpause_clients: Vec<oneshot::Receiver<Result<(), StillPaused>>>,
-    /// Time at which the run must be over, once SIGTERM arrived.
+    /// Time at which the run must be over, once SIGTERM or the notice of a cloud arrived.
     pub(super) deadline: Option<Moment>,
     pub has_lost_lease: bool,
     pub over: bool,

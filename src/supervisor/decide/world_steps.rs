@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use jiff::Timestamp;
 use nix::sys::signal::Signal;
 use tokio::sync::oneshot;
 
@@ -14,6 +15,8 @@ use crate::snapshot::error::SnapshotError;
 use crate::snapshot::paused::StillPaused;
 use crate::snapshot::take_snapshot::{Afterwards, Snapshotted};
 use crate::supervisor::hang::detector::{Finding, Sign};
+use crate::supervisor::policy::schedule::Moment;
+use crate::supervisor::preemption::announcement::{Action, Announcement, Cloud};
 
 impl World {
     /// Lets time pass, and timers expire in it.
@@ -40,12 +43,33 @@ impl World {
     }
 
     pub fn signal(&mut self, signal: Signal) {
-        if signal == Signal::SIGTERM && self.deadline.is_none() {
-            let limit = self.machine.settings.snapshot.grace + DELIVERY_LIMIT;
-            // Timers of the same time expire one after the other.
-            self.deadline = Some(later(self.now, limit + Duration::from_millis(50)));
+        if signal == Signal::SIGTERM {
+            self.must_end_within(self.machine.settings.snapshot.grace);
         }
         self.happens(Event::Signal(signal));
+    }
+
+    /// A cloud takes the machine back.
+    pub fn preempt(&mut self, left: Duration) {
+        let grace = self.machine.settings.snapshot.grace;
+        self.must_end_within(left.max(Duration::from_secs(10)).min(grace));
+        let announcement = Announcement {
+            cloud: Cloud::Aws,
+            action: Action::Terminate,
+            deadline: Timestamp::UNIX_EPOCH,
+        };
+        self.happens(Event::Preempted(announcement, left));
+    }
+
+    /// Requires the end of the run after this time, and the delivery of the output.
+    fn must_end_within(&mut self, time: Duration) {
+        // Timers of the same time expire one after the other.
+        let limit = time + DELIVERY_LIMIT + Duration::from_millis(50);
+        let deadline = later(self.now, limit);
+        let is_earlier = |before: Moment| deadline.monotonic < before.monotonic;
+        if self.deadline.is_none_or(is_earlier) {
+            self.deadline = Some(deadline);
+        }
     }
 
     pub fn interrupt(&mut self) {

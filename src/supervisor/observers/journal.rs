@@ -76,6 +76,11 @@ impl Journal {
                 command: command.clone(),
             },
             Notice::Started(pid) => Event::Started { pid: *pid },
+            Notice::Preempted(notice) => Event::Preempted {
+                cloud: notice.cloud.as_str().to_owned(),
+                action: notice.action.as_str().to_owned(),
+                deadline: notice.deadline,
+            },
             Notice::SnapshotBegan(trigger) => Event::SnapshotBegan {
                 trigger: trigger.as_str().to_owned(),
             },

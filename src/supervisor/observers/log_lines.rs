@@ -25,6 +25,12 @@ pub(super) fn log(notice: &Notice) {
         Notice::TooDear(text) => tracing::warn!("{text}"),
         Notice::Snapshot(done) => snapshot(done),
         Notice::SnapshotFailed { kind, reason, then } => snapshot_failed(kind, reason, *then),
+        Notice::Preempted(notice) => tracing::warn!(
+            action = notice.action.as_str(),
+            "{} takes this machine back at {}: the last snapshot is taken",
+            notice.cloud.name(),
+            notice.deadline.strftime("%H:%M:%SZ")
+        ),
         Notice::SentTerm => tracing::info!("sending SIGTERM to the job"),
         Notice::Paused(_) => tracing::info!(
             "paused: the job is frozen and its GPUs are free; `ckpt-run unpause` continues it"

@@ -17,6 +17,7 @@ use crate::run::run_state::{Progress, RunState, RunStateError};
 use crate::store::Usage;
 use crate::store::usage;
 use crate::supervisor::policy::schedule::Moment;
+use crate::supervisor::preemption::announcement::Announcement;
 
 /// Limit on the shown command line: enough to recognize it.
 const COMMAND_BYTES_MAX: usize = 4096;
@@ -74,6 +75,8 @@ pub struct Status {
     pub usage: Option<Usage>,
     /// Free bytes of its disk.
     pub free_bytes: Option<u64>,
+    /// Notice of the cloud that takes this machine back; null without one.
+    pub preemption: Option<Announcement>,
     /// Uploads to the remote store; null without one.
     pub remote: Option<UploadProgress>,
     /// Progress of the snapshot or restore under way.

@@ -180,6 +180,7 @@ fn mark(event: &Event) -> Option<(u8, char)> {
         | Event::Unpaused { .. }
         | Event::Interval { .. }
         | Event::Hook { .. }
+        | Event::Preempted { .. }
         | Event::Ended { .. }
         | Event::Unknown => None,
     }

@@ -256,7 +256,7 @@ pub(crate) enum Stopping {
     ByTheJob(Instant),
     /// SIGUSR2 or `ckpt-run stop`: as soon as an image is durable.
     WhenSaved,
-    /// SIGTERM: saved or not, at this time.
+    /// SIGTERM or the notice of a cloud: saved or not, at this time.
     Until(Instant),
 }
 

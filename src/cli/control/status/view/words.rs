@@ -10,7 +10,7 @@ pub(super) enum Kind {
     Bad,
     /// The job computes again.
     Back,
-    /// The job is paused, as the user requested.
+    /// The job is paused or about to be stopped, as was requested.
     Rest,
     Plain,
 }
@@ -23,7 +23,7 @@ pub(super) fn kind(event: &Event) -> Kind {
         | Event::RestoreFailed { .. }
         | Event::SnapshotFailed { .. } => Kind::Bad,
         Event::Started { .. } | Event::Restored { .. } | Event::Unpaused { .. } => Kind::Back,
-        Event::Paused { .. } => Kind::Rest,
+        Event::Paused { .. } | Event::Preempted { .. } => Kind::Rest,
         Event::Opened { .. }
         | Event::SnapshotBegan { .. }
         | Event::RestoreBegan { .. }
@@ -73,6 +73,9 @@ pub(super) fn in_words(event: &Event) -> Option<String> {
         Event::Unpaused { seconds } => format!("unpaused in {}", time_in_words(*seconds)),
         Event::Interval { seconds, why } => {
             format!("a snapshot every {}: {why}", time_in_words(*seconds))
+        }
+        Event::Preempted { cloud, action, .. } => {
+            format!("{cloud} takes this machine back ({action})")
         }
         Event::Hook {
             hook,
