@@ -14,6 +14,7 @@ mod faults;
 mod guide;
 mod harness;
 mod images;
+mod preemption;
 mod programs;
 mod remote;
 mod reporting;
