@@ -129,7 +129,7 @@ pub(super) enum Verb {
     },
     /// Show the interval that `--interval auto` would choose, and how it is calculated
     Plan(plan::PlanArguments),
-    /// Print a file for a scheduler: systemd, slurm, slurm-preempt, kubernetes, docker
+    /// Print a file for a scheduler: systemd, slurm, slurm-preempt, kubernetes, docker, spot
     Template(template::TemplateArguments),
     /// Check whether this machine can snapshot and restore jobs
     Doctor,

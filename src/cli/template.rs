@@ -43,6 +43,8 @@ enum Scheduler {
     Kubernetes,
     /// Dockerfile with CRIU
     Docker,
+    /// User data of a spot machine: installation and service
+    Spot,
 }
 
 /// The notation of words in a file.
@@ -88,6 +90,13 @@ impl Scheduler {
             Self::Systemd => Template {
                 name: "ckpt-run.service",
                 text: include_str!("../../config/ckpt-run.service"),
+                words: Words::Systemd,
+                store: "/var/lib/ckpt-run/train",
+                ..slurm
+            },
+            Self::Spot => Template {
+                name: "spot-user-data.sh",
+                text: include_str!("../../config/spot-user-data.sh"),
                 words: Words::Systemd,
                 store: "/var/lib/ckpt-run/train",
                 ..slurm

@@ -348,17 +348,25 @@ impl Supervisor {
                     self.notify(&Notice::HookEnded(ended));
                 }
                 None if wait < left => {}
-                Some(Message::Event(Event::Signal(
-                    Signal::SIGTERM | Signal::SIGINT | Signal::SIGQUIT | Signal::SIGHUP,
-                )))
-                | None => {
+                Some(message) if !self.ends_wait(&message) => {}
+                _ => {
                     tracing::warn!(
                         "not waiting for hooks any longer: running hooks continue, waiting hooks are not run"
                     );
                     return;
                 }
-                Some(_) => {}
             }
+        }
+    }
+
+    /// Returns true for a signal that ends the waits after the job's end.
+    fn ends_wait(&mut self, message: &Message) -> bool {
+        match message {
+            Message::Event(Event::Signal(Signal::SIGTERM)) => !self.machine.is_announced_shutdown(),
+            Message::Event(Event::Signal(signal)) => {
+                matches!(signal, Signal::SIGINT | Signal::SIGQUIT | Signal::SIGHUP)
+            }
+            _ => false,
         }
     }
 
@@ -389,15 +397,9 @@ impl Supervisor {
             let left = deadline.map(|deadline| deadline.saturating_duration_since(clock::now()));
             let wait = left.map_or(UPLOAD_LOOK, |left| left.min(UPLOAD_LOOK));
             let message = self.next_message(Some(wait)).await;
-            let ends = matches!(
-                message,
-                Some(Message::Event(
-                    Event::LeaseLost(_)
-                        | Event::Signal(
-                            Signal::SIGTERM | Signal::SIGINT | Signal::SIGQUIT | Signal::SIGHUP
-                        )
-                ))
-            );
+            let ends = message.is_some_and(|message| {
+                matches!(message, Message::Event(Event::LeaseLost(_))) || self.ends_wait(&message)
+            });
             if ends || left.is_some_and(|left| left.is_zero()) {
                 tracing::warn!(
                     "not waiting for the upload any longer: the newest image is only in the store here"

@@ -51,6 +51,12 @@ impl Machine {
         self.stop_within(left.max(NOTICE_MIN).min(grace));
     }
 
+    /// Notes a SIGTERM after the job's end. Returns true if it comes from the shutdown that a cloud has announced.
+    pub fn is_announced_shutdown(&mut self) -> bool {
+        let is_first = self.terminated.replace(self.now.monotonic()).is_none();
+        is_first && self.preemption.is_some()
+    }
+
     /// Takes one more snapshot, then ends the run; ends it in any case after this time, or at an earlier end that was
     /// requested before.
     fn stop_within(&mut self, time: Duration) {

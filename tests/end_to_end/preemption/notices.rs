@@ -3,6 +3,7 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
+use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use super::{MetadataServer, Service};
@@ -109,6 +110,31 @@ fn the_last_image_is_uploaded_before_the_end() {
     assert_eq!(place.text("log"), lines(40));
     let out = format!("{}{}", place.text("out"), other.text("out"));
     assert_eq!(out, lines(40));
+}
+
+#[apply(as_root)]
+fn the_sigterm_of_the_shutdown_does_not_end_the_upload() {
+    let (place, remote) = (Place::new(), Place::new());
+    fs::set_permissions(remote.path(), fs::Permissions::from_mode(0o700)).unwrap();
+    let url = format!("file://{}", remote.path().display());
+    let server = MetadataServer::start(Service::Aws);
+    let options = [&ON_REQUEST[..], &["--remote", &url]].concat();
+    let mut run = place.start_python_with(&options, COUNT, |command| {
+        server.is_asked_by(command, "aws");
+        // The image of more than a megabyte takes some seconds.
+        command.env("CKPT_RUN_REMOTE_BANDWIDTH", "256KiB");
+    });
+    place.wait_for("log", "5\n");
+    server.announce();
+    place.wait_for("err", "waiting for the upload of the newest image");
+    run.signal(Signal::SIGTERM);
+    assert_eq!(run.wait(), 75, "{}", place.text("err"));
+    let said = place.text("err");
+    assert!(
+        said.contains("the image is in the remote store image=000001"),
+        "{said}"
+    );
+    assert!(!said.contains("not waiting for the upload"), "{said}");
 }
 
 #[apply(as_root)]

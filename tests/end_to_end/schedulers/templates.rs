@@ -14,7 +14,14 @@ use crate::harness::{
     stderr, stdout, wait_until, write_script,
 };
 
-const SCHEDULERS: [&str; 5] = ["systemd", "slurm", "slurm-preempt", "kubernetes", "docker"];
+const SCHEDULERS: [&str; 6] = [
+    "systemd",
+    "slurm",
+    "slurm-preempt",
+    "kubernetes",
+    "docker",
+    "spot",
+];
 
 /// Returns a template with the job of these tests, which is snapshotted only when the scheduler requests it.
 pub fn filled(place: &Place, scheduler: &str) -> String {
@@ -125,6 +132,7 @@ fn printed_templates_equal_the_config_folder() {
         "slurm-preempt.sbatch",
         "kubernetes-job.yaml",
         "Dockerfile",
+        "spot-user-data.sh",
     ];
     for (scheduler, name) in SCHEDULERS.into_iter().zip(names) {
         let printed = place.verb(&["template", scheduler]).stdout;
@@ -152,20 +160,25 @@ fn printed_templates_equal_the_config_folder() {
 }
 
 #[test]
-fn systemd_understands_the_service() {
+fn systemd_understands_the_services() {
     let place = Place::new();
-    let text = filled(&place, "systemd").replace("/usr/local/bin/ckpt-run", program());
+    let spot = filled(&place, "spot").replace("/opt/ckpt-run/bin/ckpt-run", program());
+    let (_, spot) = spot.split_once("<<'UNIT'\n").unwrap();
+    let (spot, _) = spot.split_once("\nUNIT\n").unwrap();
+    let systemd = filled(&place, "systemd").replace("/usr/local/bin/ckpt-run", program());
     let file = place.file("train.service");
-    fs::write(&file, text).unwrap();
-    if installed("systemd-analyze") {
-        checked("systemd-analyze", &["verify", "--man=no"], &file);
+    for text in [&systemd, spot] {
+        fs::write(&file, text).unwrap();
+        if installed("systemd-analyze") {
+            checked("systemd-analyze", &["verify", "--man=no"], &file);
+        }
     }
 }
 
 #[test]
-fn bash_understands_the_batch_scripts() {
+fn bash_understands_the_scripts() {
     let place = Place::new();
-    for scheduler in ["slurm", "slurm-preempt"] {
+    for scheduler in ["slurm", "slurm-preempt", "spot"] {
         let file = place.file(scheduler);
         fs::write(&file, filled(&place, scheduler)).unwrap();
         checked("bash", &["-n"], &file);
@@ -239,15 +252,17 @@ fn too_short_time_limit_loses_work_since_the_last_image() {
 
 #[apply(as_root)]
 fn sigterm_saves_and_the_next_start_continues() {
-    for scheduler in ["systemd", "kubernetes", "docker"] {
+    for scheduler in ["systemd", "kubernetes", "docker", "spot"] {
         let place = Place::new();
         let text = filled(&place, scheduler);
+        assert!(text.contains("CKPT_RUN_PREEMPTION_WATCH"), "{scheduler}");
         let line = match scheduler {
-            "systemd" => {
+            "systemd" | "spot" => {
                 let line = text
                     .lines()
-                    .find_map(|line| line.strip_prefix("ExecStart=/usr/local/bin/"));
-                line.unwrap().split(' ').map(str::to_owned).collect()
+                    .find_map(|line| line.strip_prefix("ExecStart="));
+                let (_, line) = line.unwrap().split_once("/bin/").unwrap();
+                line.split(' ').map(str::to_owned).collect()
             }
             "kubernetes" => list(&text, "command:"),
             _ => [list(&text, "ENTRYPOINT"), list(&text, "CMD")].concat(),
