@@ -163,7 +163,7 @@ async fn aws_token(service: &MetadataService) -> Result<(HeaderValue, Instant), 
     }
     let token = HeaderValue::from_bytes(&answer.body);
     // The body is not in the message: it may be a token.
-    let mut token = token.map_err(|_| answer.not_understood("it is not a token"))?;
+    let mut token = token.map_err(|_| answer.not_understood(&"it is not a token"))?;
     token.set_sensitive(true);
     Ok((token, issued))
 }
@@ -183,7 +183,7 @@ async fn ask_gcp(service: &MetadataService) -> Result<Option<(Announcement, Dura
         return Err(answer.refused());
     }
     if answer.headers.get(HeaderName::from_static(FLAVOR)) != Some(&GOOGLE) {
-        return Err(answer.not_understood("it is not from Google's metadata server"));
+        return Err(answer.not_understood(&"it is not from Google's metadata server"));
     }
     match answer.body.trim_ascii() {
         b"FALSE" => Ok(None),
@@ -193,7 +193,7 @@ async fn ask_gcp(service: &MetadataService) -> Result<Option<(Announcement, Dura
             let notice = announced(Cloud::Gcp, Action::Preempt, deadline, answer.time);
             Ok(Some(notice))
         }
-        _ => Err(answer.not_understood("neither TRUE nor FALSE")),
+        _ => Err(answer.not_understood(&"neither TRUE nor FALSE")),
     }
 }
 
@@ -270,7 +270,7 @@ async fn ask_azure(
         let deadline = match event.not_before.as_str() {
             "" => answer.time,
             text => {
-                parse_time(text).ok_or_else(|| answer.not_understood("NotBefore is no time"))?
+                parse_time(text).ok_or_else(|| answer.not_understood(&"NotBefore is no time"))?
             }
         };
         if earliest.is_none_or(|(_, other)| deadline < other) {
@@ -282,5 +282,5 @@ async fn ask_azure(
 }
 
 fn parse<'a, T: Deserialize<'a>>(answer: &'a Answer) -> Result<T, AskError> {
-    serde_json::from_slice(&answer.body).map_err(|error| answer.not_understood(error))
+    serde_json::from_slice(&answer.body).map_err(|error| answer.not_understood(&error))
 }

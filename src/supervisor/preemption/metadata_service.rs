@@ -1,5 +1,6 @@
 //! Requests to the metadata service of a cloud: plain HTTP without proxies and redirects, limited in time and size.
 
+use std::fmt;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -42,7 +43,7 @@ pub(super) struct Answer {
 }
 
 impl Answer {
-    pub(super) fn not_understood(&self, reason: impl ToString) -> AskError {
+    pub(super) fn not_understood(&self, reason: &dyn fmt::Display) -> AskError {
         AskError::NotUnderstood {
             path: self.path,
             reason: reason.to_string(),
@@ -51,7 +52,7 @@ impl Answer {
 
     /// Returns the error for a status that the service is not documented to send.
     pub(super) fn refused(&self) -> AskError {
-        self.not_understood(format_args!("status {}", self.status.as_u16()))
+        self.not_understood(&format_args!("status {}", self.status.as_u16()))
     }
 }
 
@@ -108,7 +109,7 @@ impl MetadataService {
         }
         while let Some(part) = response.chunk().await.map_err(failed)? {
             if answer.body.len() + part.len() > ANSWER_BYTES_MAX {
-                return Err(answer.not_understood("it is too long"));
+                return Err(answer.not_understood(&"it is too long"));
             }
             answer.body.extend_from_slice(&part);
         }
