@@ -148,7 +148,8 @@ fn mapped(names: &mut HashMap<String, u64>, words: &[&str]) -> Option<String> {
         "import" => {
             let mut descriptor = -1;
             share(&raw mut descriptor, value(2), 1, 0);
-            take(&raw mut result, descriptor as isize as *mut c_void, 1)
+            let handle = usize::try_from(descriptor).unwrap_or(usize::MAX);
+            take(&raw mut result, handle as *mut c_void, 1)
         }
         "drop" => return Some(drop_handle(value(1)).to_string()),
         "map" => return Some(map(address(1), len(3), 0, value(4), 0).to_string()),
