@@ -22,6 +22,7 @@ fn product(x: u64, y: u64, keys: &[u64]) -> u128 {
 }
 
 /// Computes the fingerprint of a block.
+#[allow(clippy::many_single_char_names, reason = "as in the program's text")]
 fn fingerprint(block: &[u64], keys: &[u64]) -> [u64; 4] {
     let (first, second) = keys.split_at(FIRST);
     let (mut c, mut d) = (0u128, 0u128);
