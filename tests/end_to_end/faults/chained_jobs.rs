@@ -115,12 +115,17 @@ impl Job {
         let set = |command: &mut Command| {
             command.env("CKPT_RUN_RESTART_BACKOFF", "10ms");
         };
+        // The test writes `stop` at any moment. Right at a kill its writer is unknown, and the images would be refused.
+        let stop_is_the_tests = |command: &mut Command| {
+            set(command);
+            command.env("CKPT_RUN_FILES_EXCLUDE", "stop");
+        };
         let python = ["python3", "-u", "job.py"];
         match self {
             Self::Chain(files) => {
                 write_once(place, CHAIN);
                 place.start_with(&options, &python, |command| {
-                    set(command);
+                    stop_is_the_tests(command);
                     if *files == Files::Included {
                         command.env("CKPT_RUN_FILES_INCLUDE", "state,new");
                     }
@@ -131,7 +136,7 @@ impl Job {
                 let (delivered, writer) = Delivered::begin();
                 segments.push(delivered);
                 place.start_with(&options, &python, |command| {
-                    set(command);
+                    stop_is_the_tests(command);
                     command.stdout(writer);
                 })
             }

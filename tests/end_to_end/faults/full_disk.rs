@@ -147,7 +147,8 @@ fn full_disk_for_cut_off_data_ends_the_run() {
     assert_eq!(text.matches("restoring image=000002").count(), 2, "{text}");
     assert!(!text.contains("restoring image=000001"), "{text}");
     assert!(!text.contains("--fresh"), "{text}");
-    assert!(place.text("log").ends_with(&end));
+    // The job may have written more before it was killed.
+    assert!(place.text("log").contains(&end));
     let left = bytes_below(&place.file(".ckpt-run/aside"));
     assert!(
         left < 1 << 10,
