@@ -77,19 +77,19 @@ def allocate(context):
 
 def big(context, gib):
     """PyTorch training; prints the loss of each step, and a checksum of its whole state now and then."""
-    fixed = [context.tools.python, catalog.JOBS / "big.py", "--device", context.tools.device]
-    return Subject(
-        f"training {gib:g} GiB",
-        gib,
-        lambda steps, pace_ms: [*fixed, "--gib", gib, "--steps", steps, "--ms-per-step", pace_ms],
-    )
+    return pytorch(context, "big.py", f"training {gib:g} GiB", gib)
 
 
 def served(context, gib):
     """Memory of which a hundredth changes; prints a checksum of the changes in each step, and of all now and then."""
-    fixed = [context.tools.python, catalog.JOBS / "served.py", "--device", context.tools.device]
+    return pytorch(context, "served.py", f"served {gib:g} GiB", gib)
+
+
+def pytorch(context, script, name, gib):
+    """A job of PyTorch that takes its size as an option."""
+    fixed = [context.tools.python, catalog.JOBS / script, "--device", context.tools.device]
     return Subject(
-        f"served {gib:g} GiB",
+        name,
         gib,
         lambda steps, pace_ms: [*fixed, "--gib", gib, "--steps", steps, "--ms-per-step", pace_ms],
     )
