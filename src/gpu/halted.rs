@@ -7,9 +7,15 @@
 //! need for that work. This is necessary: the driver's own mappings are inaccessible while it is suspended, and some of
 //! its calls read them, or inspect an address, before they wait for it (580.159.04). A thread that queries an event
 //! dies of SIGSEGV, a copy fails with "invalid argument", and a graph or an NCCL kernel fails with a launch failure.
+//!
+//! Some calls do not wait for the driver's lock, such as those for free memory, a device's name or its clock rates. A
+//! thread that is halted inside one of them continues after the resume with a handle that is no longer valid, and the
+//! call fails: in `cublasCreate` with "not initialized" (580.159.04). So processes are halted again until none of their
+//! threads is inside the driver.
 //! Processes are halted by ptrace, which CRIU needs for itself. In between, SIGSTOP keeps them stopped, and an image
 //! contains them stopped.
 
+use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
@@ -29,6 +35,13 @@ use crate::sync::locked;
 const LOOK: Duration = Duration::from_millis(2);
 /// Wait before a halted thread may run for a moment where it might use the GPU while its memory is not mapped.
 pub(crate) const LAST_RESORT: Duration = Duration::from_secs(2);
+/// Time limit for finding a moment at which no thread is inside the driver. Its questions take up to some ms.
+const OUTSIDE_LIMIT: Duration = Duration::from_secs(2);
+/// Pause between two attempts, in which the threads run.
+const OUTSIDE_PAUSE: Duration = Duration::from_millis(2);
+/// Beginning of the file name of the driver's library in a process.
+const DRIVER_LIBRARY: &str = "libcuda.so";
+
 /// Processes that are frozen together, so that no running process waits on the GPU for a frozen one.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct HaltGroup {
@@ -44,6 +57,8 @@ struct GroupMember {
     pid: i32,
     /// Threads that continue, by their host ids.
     spared: Vec<i32>,
+    /// Code of the driver's library.
+    driver_code: Vec<Range<u64>>,
 }
 
 /// Frozen processes. Dropping the value lets them continue.
@@ -83,6 +98,7 @@ impl HaltGroup {
                 host_pid: pid,
                 pid: process.pid,
                 spared,
+                driver_code: job::code_of(pid, DRIVER_LIBRARY),
             })
         };
         let processes: Result<_, HaltGroupError> = processes.iter().map(stander).collect();
@@ -109,6 +125,8 @@ impl HaltGroup {
                 host_pid: pid,
                 pid: facts.pid,
                 spared,
+                // Halted outside of it for the image.
+                driver_code: Vec::new(),
             });
             Some(found.ok_or_else(|| HaltError::without_thread(pid)))
         };
@@ -146,6 +164,36 @@ impl HaltGroup {
             halted,
             limit: self.limit,
         })
+    }
+
+    /// Halts all living processes while none of their threads is inside the driver, other than waiting for its lock.
+    pub fn halt_outside_driver(&self) -> Result<HaltedProcesses, HaltError> {
+        let deadline = clock::now() + OUTSIDE_LIMIT;
+        for tries in 1.. {
+            let processes = self.halt()?;
+            let Some(pid) = self.inside_driver(&processes) else {
+                return Ok(processes);
+            };
+            if clock::now() >= deadline {
+                return Err(HaltError::Inside { pid, tries });
+            }
+            tracing::debug!(pid, tries, "a thread is inside the CUDA driver");
+            drop(processes);
+            thread::sleep(OUTSIDE_PAUSE);
+        }
+        unreachable!("the deadline ends the loop")
+    }
+
+    /// Returns the host pid of a process with a thread that was halted inside the driver.
+    fn inside_driver(&self, processes: &HaltedProcesses) -> Option<i32> {
+        let is_inside = |halted: &&Halted| {
+            let member = self
+                .processes
+                .iter()
+                .find(|one| one.host_pid == halted.pid());
+            member.is_some_and(|member| halted.works_in(&member.driver_code))
+        };
+        processes.halted.iter().find(is_inside).map(Halted::pid)
     }
 }
 
@@ -209,5 +257,68 @@ impl HaltedProcesses {
         for halted in self.halted {
             halted.stop();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::process::{Child, Command, Stdio};
+
+    use super::*;
+
+    /// Compiles and starts a program of that name with this body of its endless loop.
+    fn program(folder: &tempfile::TempDir, body: &str) -> Child {
+        let path = folder.path().join("looping");
+        let mut compiler = Command::new("cc")
+            .args(["-x", "c", "-", "-o"])
+            .arg(&path)
+            .stdin(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let source =
+            format!("#include <unistd.h>\nint main() {{ for (volatile long i;;) {{ {body} }} }}");
+        let mut input = compiler.stdin.take().unwrap();
+        input.write_all(source.as_bytes()).unwrap();
+        drop(input);
+        assert!(compiler.wait().unwrap().success());
+        Command::new(&path).spawn().unwrap()
+    }
+
+    /// Halts the looping program, whose own code stands for the driver's.
+    fn halt_outside(body: &str) -> Result<bool, HaltError> {
+        let folder = tempfile::tempdir().unwrap();
+        let mut child = program(&folder, body);
+        let host_pid = i32::try_from(child.id()).unwrap();
+        while job::code_of(host_pid, "looping").is_empty() {
+            thread::yield_now();
+        }
+        let member = GroupMember {
+            host_pid,
+            pid: host_pid,
+            spared: Vec::new(),
+            driver_code: job::code_of(host_pid, "looping"),
+        };
+        let group = HaltGroup {
+            processes: vec![member],
+            limit: Duration::ZERO,
+        };
+        let result = group.halt_outside_driver();
+        let is_outside = result.map(|halted| group.inside_driver(&halted).is_none());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        is_outside
+    }
+
+    #[test]
+    fn processes_are_halted_between_their_calls() {
+        let body = "for (i = 0; i < 1000000; i++); usleep(2000);";
+        assert!(halt_outside(body).unwrap());
+    }
+
+    #[test]
+    fn a_process_that_is_always_inside_is_reported() {
+        let error = halt_outside("i++;").unwrap_err();
+        assert!(matches!(error, HaltError::Inside { tries, .. } if tries > 1));
     }
 }

@@ -184,7 +184,7 @@ impl<'a> Gpu<'a> {
         if let Some(agents) = job.agents() {
             driver_suffices(&agents, self)?;
         }
-        let mut halted = halt_group.halt()?;
+        let mut halted = halt_group.halt_outside_driver()?;
         let suspended = halted.during(Duration::ZERO, || locked.suspend());
         let suspended = suspended.map_err(failed)?;
         watch.lap("suspend");

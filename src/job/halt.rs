@@ -22,8 +22,10 @@ use procfs::process::Process as ProcessEntry;
 
 use super::tree;
 use crate::clock;
+pub use place::code_of;
 use relief::Wait;
 
+mod place;
 mod relief;
 
 /// Limit on the readings of the thread list until it contains no new thread. Each reading finds the threads started
@@ -70,6 +72,17 @@ pub enum HaltError {
     Lacks {
         /// The process, as the host sees it.
         pid: i32,
+    },
+    /// In every attempt a thread was halted within a call of the CUDA driver.
+    #[error(
+        "cannot stop process {pid} outside of its CUDA calls in {tries} attempts: a thread asks the driver all the time \
+         (cuMemGetInfo, cuDeviceGetAttribute); let it pause between two questions"
+    )]
+    Inside {
+        /// The process, as the host sees it.
+        pid: i32,
+        /// Number of attempts.
+        tries: u32,
     },
     /// The process keeps starting threads, or has too many.
     #[error(

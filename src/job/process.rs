@@ -1,11 +1,12 @@
 //! Environment and loaded files of a process, read from `/proc`. They determine the kind of the process.
 
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 
-use procfs::process::MMapPath;
+use procfs::process::{MMapPath, MemoryMap};
 
 use super::tree;
 
@@ -56,14 +57,16 @@ pub fn users(pids: &[i32]) -> Vec<u32> {
 /// Returns true if a process (a host pid) has a file mapped whose name begins with `prefix`.
 #[must_use]
 pub fn has_mapped(pid: i32, prefix: &str) -> bool {
-    tree::maps(pid).is_ok_and(|maps| {
-        maps.iter().any(|map| match &map.pathname {
-            MMapPath::Path(path) => path
-                .file_name()
-                .is_some_and(|name| name.as_bytes().starts_with(prefix.as_bytes())),
-            _ => false,
-        })
-    })
+    tree::maps(pid).is_ok_and(|maps| maps.iter().any(|map| is_of(map, prefix)))
+}
+
+/// Returns true if the name of a mapping's file begins with `prefix`.
+pub(super) fn is_of(map: &MemoryMap, prefix: &str) -> bool {
+    let MMapPath::Path(path) = &map.pathname else {
+        return false;
+    };
+    let name = path.file_name().map(OsStr::as_bytes);
+    name.is_some_and(|name| name.starts_with(prefix.as_bytes()))
 }
 
 #[cfg(test)]

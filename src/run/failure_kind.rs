@@ -64,7 +64,7 @@ impl FailureKind {
     pub(crate) fn of_halt(error: &job::HaltError) -> Self {
         match error {
             job::HaltError::Trace { .. } => Self::Privilege,
-            job::HaltError::Slow { .. } => Self::Busy,
+            job::HaltError::Slow { .. } | job::HaltError::Inside { .. } => Self::Busy,
             job::HaltError::Exited { .. }
             | job::HaltError::Lacks { .. }
             | job::HaltError::Threads { .. } => Self::Ended,

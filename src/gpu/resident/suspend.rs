@@ -104,7 +104,7 @@ fn halt(
     let locked = cuda::lock_all(processes.driver, processes.users, options)?;
     watch.lap("lock");
     kept.is_whole(processes.driver, processes.covers)?;
-    let mut halted = halt_group.halt()?;
+    let mut halted = halt_group.halt_outside_driver()?;
     halted.during(Duration::ZERO, || locked.unlock())?;
     Ok(halted)
 }

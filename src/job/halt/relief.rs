@@ -7,7 +7,6 @@
 //! system call) run in turn. They run in single steps, so slowly that none can take the lock again before the waiting
 //! thread gets it.
 
-use std::fs;
 use std::ops::Range;
 use std::thread;
 use std::time::Duration;
@@ -17,6 +16,7 @@ use nix::sys::ptrace;
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 
+use super::place::Call;
 use super::{Halted, STOP_CHECK_INTERVAL, STOP_LIMIT, Stop, Thread};
 use crate::clock;
 use crate::job::tree;
@@ -30,18 +30,6 @@ const STEP_MAX: Duration = Duration::from_micros(500);
 /// Time for which a thread runs freely if no step helped. Some code makes no progress in single steps, such as a
 /// restartable sequence.
 const RUN: Duration = Duration::from_micros(200);
-
-/// System calls that malloc and free make while they hold a heap's lock, and drivers while they hold theirs. A thread
-/// halted in one of them stops when the call returns.
-const BRIEF: [i64; 7] = [
-    libc::SYS_brk,
-    libc::SYS_mmap,
-    libc::SYS_munmap,
-    libc::SYS_mremap,
-    libc::SYS_mprotect,
-    libc::SYS_madvise,
-    libc::SYS_ioctl,
-];
 
 /// Signals that stop a process without a handler for them.
 const STOPPING: [Signal; 4] = [
@@ -75,10 +63,14 @@ impl Halted {
     fn make_way(&mut self, wait: Wait, freely: bool) {
         let pid = self.process;
         let call = Call::of(pid, wait.0);
-        let near = call.and_then(|call| code(pid, *call.words.last()?));
+        let near = call.and_then(|call| code(pid, call.counter()?));
         let is_near = |at: &u64| near.as_ref().is_some_and(|near| near.contains(at));
-        let at_work =
-            |thread: &Thread| thread.can_continue().then(|| thread.at_work(pid)).flatten();
+        let at_work = |thread: &Thread| {
+            thread
+                .can_continue()
+                .then(|| Call::of(pid, thread.id.as_raw())?.address_at_work())
+                .flatten()
+        };
         // The holder of a lock is often in the same code as other threads that wait for it.
         self.threads
             .sort_by_cached_key(|thread| match at_work(thread) {
@@ -116,13 +108,6 @@ impl Thread {
             Stop::With(signal) => !STOPPING.contains(&signal),
             Stop::Asked | Stop::Gone => false,
         }
-    }
-
-    /// Returns the address at which the thread was halted; `None` in a blocking system call.
-    fn at_work(&self, process: Pid) -> Option<u64> {
-        let call = Call::of(process, self.id.as_raw())?;
-        let works = call.number == -1 || BRIEF.contains(&call.number);
-        call.words.last().copied().filter(|_| works)
     }
 
     fn step_until(&mut self, is_over: impl Fn() -> bool) {
@@ -187,28 +172,6 @@ fn awaited(process: Pid, thread: i32) -> Option<u64> {
 /// Returns true if a signal is pending for this thread alone.
 fn has_pending(thread: Pid, signal: Signal) -> bool {
     tree::status(thread.as_raw()).is_ok_and(|status| status.sigpnd & 1 << (signal as i32 - 1) != 0)
-}
-
-/// System call in which a thread waits or was interrupted.
-struct Call {
-    /// Number of the system call; -1 for none.
-    number: i64,
-    /// Arguments of the system call, if there is one. The last two words are the stack pointer and the program counter.
-    words: Vec<u64>,
-}
-
-impl Call {
-    /// Returns the system call; `None` for a running thread.
-    fn of(process: Pid, thread: i32) -> Option<Self> {
-        let text = fs::read_to_string(format!("/proc/{process}/task/{thread}/syscall")).ok()?;
-        let mut words = text.split_whitespace();
-        let number = words.next()?.parse().ok()?;
-        let word = |word: &str| u64::from_str_radix(word.strip_prefix("0x")?, 16).ok();
-        Some(Self {
-            number,
-            words: words.map(word).collect::<Option<_>>()?,
-        })
-    }
 }
 
 /// Returns the mapping around an address.

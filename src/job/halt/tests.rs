@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use super::super::tree::is_to_stop;
 use super::*;
 
-const LIMIT: Duration = Duration::from_secs(60);
+/// Limit on the help for one halt; each of its steps waits for a processor on a loaded machine.
+const LIMIT: Duration = Duration::from_secs(600);
 
 /// A program with three threads, two of which count. It prints the thread ids, and prints the counts for each line on
 /// stdin.
@@ -295,4 +296,68 @@ fn an_exited_main_thread_does_not_prevent_a_halt() {
     assert_eq!(halted.threads.len(), 2);
     drop(halted);
     child.wait().unwrap();
+}
+
+/// A program of threads that run in a library: one computes there, one waits in the kernel.
+const IN_A_LIBRARY: &str = r"
+import ctypes, sys, threading
+library = ctypes.CDLL('libc.so.6')
+buffer = ctypes.create_string_buffer(1 << 26)
+def work():
+    while True:
+        library.memset(buffer, 1, len(buffer))
+def wait():
+    library.pause()
+which = threading.Thread(target={'work': work, 'wait': wait}[sys.argv[1]], daemon=True)
+which.start()
+print(which.native_id, flush=True)
+library.pause()
+";
+
+fn in_a_library(what: &str) -> Counters {
+    let child = Command::new("python3")
+        .args(["-c", IN_A_LIBRARY, what])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    Counters::of(child)
+}
+
+#[test]
+fn only_a_thread_at_work_in_a_library_is_found_there() {
+    for (what, works) in [("work", true), ("wait", false)] {
+        let job = in_a_library(what);
+        let (code, other) = (
+            code_of(job.pid(), "libc.so"),
+            code_of(job.pid(), "libcuda.so"),
+        );
+        assert!(!code.is_empty() && other.is_empty());
+        // A thread reaches the library some time after its start.
+        let begun = Instant::now();
+        loop {
+            let halted = halt(job.pid(), &[]).unwrap();
+            assert!(!halted.works_in(&other));
+            if halted.works_in(&code) == works {
+                break;
+            }
+            assert!(begun.elapsed() < LIMIT, "{what}");
+        }
+    }
+}
+
+#[test]
+fn a_thread_in_a_call_of_the_c_library_is_found_at_its_caller() {
+    let mut job = Counters::start();
+    job.ask();
+    // Its threads wait in read and compute in the interpreter, which calls the C library all the time.
+    let program = fs::read_link(format!("/proc/{}/exe", job.pid())).unwrap();
+    let name = program.file_name().unwrap().to_str().unwrap();
+    let shared = code_of(job.pid(), "libpython");
+    let code = if shared.is_empty() {
+        code_of(job.pid(), name)
+    } else {
+        shared
+    };
+    let halted = halt(job.pid(), &[]).unwrap();
+    assert!(halted.works_in(&code));
 }

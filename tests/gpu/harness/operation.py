@@ -41,7 +41,7 @@ def status(trial):
     run = trial.supervise(f"{trial.job.interval}s")
     trial.computes(run)
     trial.new_image(run)
-    trial.crash(run, whole=True)
+    trial.crash(run)
     trial.new_image(run)
     told = calm_status(trial, run)
     check_status(trial, run, told)

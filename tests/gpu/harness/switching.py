@@ -70,7 +70,7 @@ def pair(trial):
     trial.demand(left[0], "snapshot")
     trial.pass_time(SECONDS)
     go_on(trial, left)
-    trial.crash(left[0], True)
+    trial.crash(left[0])
     go_on(trial, left)
     return "refused, then restored"
 

@@ -121,7 +121,7 @@ def tty(trial):
     for _ in range(trial.job.crashes):
         trial.computes(run)
         trial.new_image(run)
-        trial.crash(run, whole=True)
+        trial.crash(run)
         lines = run.lines()
         trial.computes(run, lines + 1)
     trial.until(lambda: shell_waits(terminal), "the end of the job", run)

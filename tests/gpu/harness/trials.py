@@ -13,6 +13,9 @@ PACE_MIN = 0.9
 # Steps before and after the refused snapshots from which the pace is computed.
 PACE_STEPS = 40
 REFUSALS = 2
+# Processes that a crash kills, of those of the job: all, the first one, the last one.
+WHOLE = slice(None)
+KILLED = (WHOLE, slice(1), slice(-1, None))
 
 
 class Failure(Exception):
@@ -153,10 +156,10 @@ class Trial:
         wanted = len(run.log().snapshots) + 2
         self.until(lambda: len(run.log().snapshots) >= wanted, "two new images", run)
 
-    def crash(self, run, whole):
-        """Kills the whole job, or its first process alone, and waits until it is restored."""
+    def crash(self, run, which=WHOLE):
+        """Kills the whole job, its first process or its last one, and waits until it is restored."""
         restores, pids = len(run.log().restores), run.job()
-        if not processes.kill(pids if whole else pids[:1]):
+        if not processes.kill(pids[which]):
             raise Failure("no process of the job was there to be killed")
         killed = time.monotonic()
         self.outcome.crashes += 1
@@ -214,7 +217,7 @@ def restored(trial):
         trial.computes(run)
         trial.new_image(run)
         trial.wait(trial.random.uniform(0.1, trial.job.interval + 1), run)
-        trial.crash(run, whole=number % 2 == 0)
+        trial.crash(run, KILLED[number % len(KILLED)])
     trial.finish(run, "the job")
     trial.finish(reference, "the uninterrupted run")
     trial.same(reference, run)

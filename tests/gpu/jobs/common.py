@@ -87,6 +87,20 @@ def prepare_torch():
     return torch
 
 
+def join_group(torch, kind):
+    """Joins torchrun's process group: NCCL with one GPU a rank, gloo without GPUs. Returns the rank's device."""
+    import torch.distributed as group
+
+    if kind != "cuda":
+        group.init_process_group("gloo")
+        return "cpu"
+    rank = int(os.environ["LOCAL_RANK"])
+    torch.cuda.set_device(rank)
+    device = f"cuda:{rank}"
+    group.init_process_group("nccl", device_id=torch.device(device))
+    return device
+
+
 def perceptron(torch, device):
     """A small network; its dropout uses the device's random numbers."""
     return torch.nn.Sequential(

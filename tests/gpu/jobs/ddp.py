@@ -1,6 +1,7 @@
 """Data-parallel training for torchrun: NCCL with one GPU a rank, gloo without GPUs.
 
---refusable holds a pipe made with O_DIRECT where there are no GPUs, which CRIU cannot dump.
+--refusable holds a pipe made with O_DIRECT where there are no GPUs, which CRIU cannot dump. --gib adds a tensor of this
+size to each rank, which every step changes.
 """
 
 import os
@@ -9,9 +10,12 @@ import common
 
 
 def main():
-    options = common.parse(
-        __doc__, lambda parser: parser.add_argument("--refusable", action="store_true")
-    )
+
+    def add(parser):
+        parser.add_argument("--refusable", action="store_true")
+        parser.add_argument("--gib", type=float, default=0)
+
+    options = common.parse(__doc__, add)
     if options.refusable and options.device == "cpu":
         os.pipe2(os.O_DIRECT)
     torch = common.prepare_torch()
@@ -19,14 +23,10 @@ def main():
     from torch.nn.parallel import DistributedDataParallel
 
     run = common.Run(options)
-    rank = int(os.environ["LOCAL_RANK"])
-    device = f"cuda:{rank}" if options.device == "cuda" else "cpu"
-    if options.device == "cuda":
-        torch.cuda.set_device(rank)
-        group.init_process_group("nccl", device_id=torch.device(device))
-    else:
-        group.init_process_group("gloo")
+    device = common.join_group(torch, options.device)
+    rank = group.get_rank()
     network = DistributedDataParallel(common.perceptron(torch, device))
+    ballast = torch.rand(int(options.gib * (1 << 28)), device=device)
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3)
     for step in run.steps():
         mine = step * group.get_world_size() + group.get_rank()
@@ -35,12 +35,13 @@ def main():
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        ballast += 1
         mean = loss.detach().clone()
         group.all_reduce(mean)
         if rank == 0:
             run.say(step, mean.item())
     if rank == 0:
-        run.end(weights=common.torch_digest(torch, network.state_dict(), optimizer.state_dict()))
+        run.end(weights=common.torch_digest(torch, network.state_dict(), optimizer.state_dict(), ballast))
     group.destroy_process_group()
 
 

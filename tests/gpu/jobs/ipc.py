@@ -1,7 +1,4 @@
-"""Two processes that share a tensor in GPU memory (CUDA IPC), as torch.multiprocessing passes them.
-
---apart has the second process compute on a second GPU.
-"""
+"""Two processes that share a tensor in GPU memory (CUDA IPC), as torch.multiprocessing passes them."""
 
 import common
 
@@ -16,17 +13,15 @@ def other(requests, answers, device):
 
 
 def main():
-    options = common.parse(
-        __doc__, lambda parser: parser.add_argument("--apart", action="store_true")
-    )
+    options = common.parse(__doc__)
     torch = common.prepare_torch()
     import torch.multiprocessing as processes
 
     run = common.Run(options)
     context = processes.get_context("spawn")
     requests, answers = context.Queue(), context.Queue()
-    second = "cuda:1" if options.apart and options.device == "cuda" else options.device
-    helper = context.Process(target=other, args=(requests, answers, second), daemon=True)
+    arguments = (requests, answers, options.device)
+    helper = context.Process(target=other, args=arguments, daemon=True)
     helper.start()
     tensor = torch.zeros(1 << 20, device=options.device)
     requests.put(tensor)

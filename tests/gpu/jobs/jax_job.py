@@ -1,4 +1,4 @@
-"""A training step compiled by JAX, with Adam written out."""
+"""A training step compiled by JAX, with Adam written out. --all divides each batch among all GPUs."""
 
 import os
 
@@ -6,7 +6,9 @@ import common
 
 
 def main():
-    options = common.parse(__doc__)
+    options = common.parse(
+        __doc__, lambda parser: parser.add_argument("--all", action="store_true")
+    )
     # Read when JAX starts. Without the first, JAX takes three quarters of the GPU.
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     os.environ["JAX_PLATFORMS"] = options.device
@@ -24,6 +26,12 @@ def main():
     ]
     moments = [[jnp.zeros_like(weight) for weight in weights] for _ in range(2)]
 
+    mesh = jax.sharding.Mesh(numpy.array(jax.devices()), ("data",))
+    spread = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    copied = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    if options.all:
+        weights, moments = jax.device_put((weights, moments), copied)
+
     def loss_of(weights, points):
         answers = jnp.tanh(points @ weights[0]) @ weights[1]
         return jnp.mean((answers[:, 0] - points.sum(1)) ** 2)
@@ -31,6 +39,8 @@ def main():
     @jax.jit
     def advance(weights, moments, key):
         points = jax.random.normal(key, (64, common.WIDTH))
+        if options.all:
+            points = jax.lax.with_sharding_constraint(points, spread)
         loss, slopes = jax.value_and_grad(loss_of)(weights, points)
         first = [0.9 * old + 0.1 * slope for old, slope in zip(moments[0], slopes)]
         second = [0.999 * old + 0.001 * slope**2 for old, slope in zip(moments[1], slopes)]

@@ -1,6 +1,5 @@
 """Throughput of NCCL's all-reduce in bytes per second, for messages of several sizes; gloo without GPUs."""
 
-import os
 import time
 
 import common
@@ -14,12 +13,8 @@ def main():
     torch = common.prepare_torch()
     import torch.distributed as group
 
-    rank = int(os.environ["LOCAL_RANK"])
     on_gpu = options.device == "cuda"
-    device = f"cuda:{rank}" if on_gpu else "cpu"
-    if on_gpu:
-        torch.cuda.set_device(rank)
-    group.init_process_group("nccl" if on_gpu else "gloo")
+    device = common.join_group(torch, options.device)
     wait = torch.cuda.synchronize if on_gpu else lambda: None
     told = []
     for size in (1, 16, 256) if on_gpu else (1,):
@@ -32,7 +27,7 @@ def main():
         wait()
         rate = size * MIB * ROUNDS / (time.monotonic() - begun)
         told.append(f"{size} MiB {rate / 1e9:.1f} GB/s")
-    if rank == 0:
+    if group.get_rank() == 0:
         common.write(options.result, [", ".join(told)])
         print("done", flush=True)
     group.destroy_process_group()
