@@ -27,8 +27,20 @@ pub(crate) fn wait<'a, T>(condition: &Condvar, guard: MutexGuard<'a, T>) -> Mute
 pub(crate) fn in_parts<T: Sync, R: Send>(items: &[T], act: impl Fn(&[T]) -> R + Sync) -> Vec<R> {
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let part = items.len().div_ceil(cores.min(PARTS_MAX)).max(PART_MIN);
+    in_parts_of(part, items, act)
+}
+
+/// Applies `act` to consecutive parts of this length, each on a thread. Returns the results in order.
+///
+/// # Panics
+/// If `act` panics, or the length is 0.
+pub(crate) fn in_parts_of<T: Sync, R: Send>(
+    len: usize,
+    items: &[T],
+    act: impl Fn(&[T]) -> R + Sync,
+) -> Vec<R> {
     let act = &act;
-    let mut parts = items.chunks(part);
+    let mut parts = items.chunks(len);
     let first = parts.next().unwrap_or_default();
     thread::scope(|scope| {
         let started: Vec<_> = parts

@@ -101,6 +101,14 @@ impl Devices {
         self.0.get(number).map_or(0, |known| known.peers)
     }
 
+    /// Returns the devices with access to memory of `device`, as bits: itself and its peers.
+    pub fn users(&self, device: c_int) -> u64 {
+        let number = usize::try_from(device).unwrap_or(DEVICES_MAX);
+        self.0
+            .get(number)
+            .map_or(0, |known| known.peers | 1 << number)
+    }
+
     /// Gives `device` access to the present and future memory of `owner`. Returns true if it had none before.
     pub fn add_peer(&mut self, owner: c_int, device: c_int) -> bool {
         let before = self.peers(owner);

@@ -143,26 +143,41 @@ pub fn map(state: &mut State, entry: &mut Entry) -> Result<(), c_int> {
     if entry.is_programs() {
         return program_memory::map_all(state, entry);
     }
-    let len = length(entry);
-    // SAFETY: the address is reserved for the entry, and nothing is mapped there.
-    check(unsafe { driver::map(entry.address, len, 0, entry.handle, 0) })?;
-    let peers = state.devices.peers(entry.device);
+    let devices = state.devices.users(entry.device);
+    let mapping = Mapping {
+        address: entry.address,
+        len: entry.len,
+        readers: devices,
+        writers: devices,
+        ..Mapping::ZEROS
+    };
+    map_at(entry.handle, &mapping)?;
+    entry.mapped = true;
+    Ok(())
+}
+
+/// Maps a handle at a reserved address, for the devices of the mapping; a failure is undone.
+pub fn map_at(handle: u64, mapping: &Mapping) -> Result<(), c_int> {
+    let (address, len) = (mapping.address, in_usize(mapping.len));
+    // SAFETY: the address is reserved, and nothing is mapped there.
+    check(unsafe { driver::map(address, len, in_usize(mapping.offset), handle, 0) })?;
     let mut access = [const { Access::full(0) }; DEVICES_MAX];
     let mut count = 0;
     for device in (0..).take(DEVICES_MAX) {
-        if device == entry.device || peers >> device & 1 == 1 {
-            access[count] = Access::full(device);
+        let writes = mapping.writers >> device & 1 == 1;
+        if writes || mapping.readers >> device & 1 == 1 {
+            access[count] = Access::of(device, writes);
             count += 1;
         }
     }
+    if count == 0 {
+        return Ok(());
+    }
     // SAFETY: the array has the given length.
-    let code = unsafe { driver::set_access(entry.address, len, access.as_ptr(), count) };
-    check(code).inspect_err(|_| {
+    check(unsafe { driver::set_access(address, len, access.as_ptr(), count) }).inspect_err(|_| {
         // SAFETY: mapped above.
-        unsafe { driver::unmap(entry.address, len) };
-    })?;
-    entry.mapped = true;
-    Ok(())
+        unsafe { driver::unmap(address, len) };
+    })
 }
 
 /// Unmaps the entry everywhere; its handle stays. After an error, [`map`] maps what is missing if the entry is not
@@ -288,9 +303,14 @@ pub unsafe fn address_range(
     driver::SUCCESS
 }
 
-/// Returns the length of an entry, which was created from a `usize`.
+/// Returns the length of an entry.
 pub fn length(entry: &Entry) -> usize {
-    usize::try_from(entry.len).unwrap_or(usize::MAX)
+    in_usize(entry.len)
+}
+
+/// Returns a length that was created from a `usize`.
+pub fn in_usize(len: u64) -> usize {
+    usize::try_from(len).unwrap_or(usize::MAX)
 }
 
 impl State {

@@ -10,7 +10,7 @@
 //! once, and a restore returns it to all processes.
 
 use core::ffi::{c_int, c_uint};
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use super::datagram::{self, Incoming, Peer};
 use super::driver::{self, Properties, check};
@@ -62,7 +62,7 @@ pub unsafe fn get_handle(real: Get, handle: *mut IpcHandle, address: u64) -> c_i
     };
     let Some(entry) = entry else {
         // SAFETY: by the contract above.
-        return shared(unsafe { real(handle, address) });
+        return report(&SHARES, unsafe { real(handle, address) });
     };
     let ours = IpcHandle {
         magic: HANDLE_MAGIC,
@@ -92,11 +92,10 @@ fn lend(address: u64) -> Option<Entry> {
     Some(*entry)
 }
 
-/// Records that memory was shared in a way that the agent does not follow, if the call succeeded, so that the supervisor
-/// is informed.
-pub fn shared(code: c_int) -> c_int {
+/// Sets a flag about memory that the agent does not follow, if the call succeeded, and informs the supervisor.
+pub fn report(flag: &AtomicBool, code: c_int) -> c_int {
     if code == driver::SUCCESS && service::is_ready() {
-        SHARES.store(true, Ordering::Relaxed);
+        flag.store(true, Ordering::Relaxed);
         let _state = STATE.lock();
         // Without the thread the supervisor is not informed, and the job continues as without the agent.
         let _ = service::start();
@@ -111,7 +110,7 @@ pub fn shared(code: c_int) -> c_int {
 pub unsafe fn open_handle(real: Open, out: *mut u64, handle: IpcHandle, flags: c_uint) -> c_int {
     if handle.magic != HANDLE_MAGIC || handle.token != interpose::token() {
         // SAFETY: by the contract above.
-        return shared(unsafe { real(out, handle, flags) });
+        return report(&SHARES, unsafe { real(out, handle, flags) });
     }
     if out.is_null() || flags != LAZY_PEERS {
         return driver::INVALID_VALUE;

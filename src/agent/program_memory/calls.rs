@@ -5,9 +5,9 @@ use core::slice;
 use core::sync::atomic::Ordering;
 
 use super::super::driver::{self, Access, Properties, check};
-use super::super::hand_over::OPAQUE;
+use super::super::hand_over::{OPAQUE, SHARES};
 use super::super::memory::{SEGMENTS, STATE};
-use super::super::share::shared;
+use super::super::share::report;
 use super::super::table::{Entry, HANDLE_MIN};
 use super::super::{service, sys};
 
@@ -95,8 +95,7 @@ pub unsafe fn release(real: Release, handle: u64) -> c_int {
         return unsafe { real(handle) };
     }
     let mut state = STATE.lock();
-    let entry = state.table.get_mut(handle);
-    let Some(entry) = entry.filter(|entry| entry.references > 0) else {
+    let Some(entry) = state.held(handle) else {
         return driver::INVALID_VALUE;
     };
     entry.references -= 1;
@@ -104,11 +103,9 @@ pub unsafe fn release(real: Release, handle: u64) -> c_int {
     driver::SUCCESS
 }
 
-/// Returns the piece with a handle that the program has.
+/// Returns a copy of the piece with a handle that the program has.
 fn held(handle: u64) -> Option<Entry> {
-    let mut state = STATE.lock();
-    let entry = state.table.get_mut(handle)?;
-    (entry.references > 0).then_some(*entry)
+    STATE.lock().held(handle).copied()
 }
 
 /// Implements `cuMemMap`.
@@ -128,8 +125,7 @@ pub unsafe fn map(
         return unsafe { real(address, len, offset, handle, flags) };
     }
     let mut state = STATE.lock();
-    let entry = state.table.get_mut(handle);
-    let Some(entry) = entry.filter(|entry| entry.references > 0) else {
+    let Some(entry) = state.held(handle) else {
         return driver::INVALID_VALUE;
     };
     // SAFETY: by the contract above, with the driver's handle.
@@ -212,7 +208,7 @@ pub unsafe fn export(
     }
     if entry.descriptor < 0 {
         // SAFETY: by the contract above, with the driver's handle.
-        return shared(unsafe { real(out, entry.handle, kind, flags) });
+        return report(&SHARES, unsafe { real(out, entry.handle, kind, flags) });
     }
     // Imported memory cannot be exported again.
     let copy = sys::duplicate_from(entry.descriptor, 0);
@@ -221,7 +217,7 @@ pub unsafe fn export(
     }
     // SAFETY: for this type of handle, the result is a descriptor.
     unsafe { out.cast::<c_int>().write(copy) };
-    shared(driver::SUCCESS)
+    report(&SHARES, driver::SUCCESS)
 }
 
 /// Implements `cuMemImportFromShareableHandle`: the memory is another process's and stays the driver's.
@@ -230,7 +226,7 @@ pub unsafe fn export(
 /// The same as for `cuMemImportFromShareableHandle`, which is `real`.
 pub unsafe fn import(real: Import, out: *mut u64, handle: *mut c_void, kind: c_int) -> c_int {
     // SAFETY: by the contract above.
-    shared(unsafe { real(out, handle, kind) })
+    report(&SHARES, unsafe { real(out, handle, kind) })
 }
 
 /// Implements `cuMemGetAllocationPropertiesFromHandle`.
@@ -287,14 +283,7 @@ pub unsafe fn create_multicast(
     properties: *const c_void,
 ) -> c_int {
     // SAFETY: by the contract above.
-    let code = unsafe { real(out, properties) };
-    if code == driver::SUCCESS && service::is_ready() {
-        OPAQUE.store(true, Ordering::Relaxed);
-        let _state = STATE.lock();
-        // Without the thread the supervisor is not informed, and the job continues as without the agent.
-        let _ = service::start();
-    }
-    code
+    report(&OPAQUE, unsafe { real(out, properties) })
 }
 
 /// Returns the driver's handle of a piece, and any other handle unchanged.

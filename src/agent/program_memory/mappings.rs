@@ -2,13 +2,18 @@
 
 use core::ffi::c_int;
 
-use super::super::devices::DEVICES_MAX;
 use super::super::driver::{self, Access, check};
-use super::super::memory::State;
+use super::super::memory::{State, in_usize, map_at};
 use super::super::sys;
 use super::super::table::{Entry, Mapping};
 
 impl State {
+    /// Returns the piece with a handle that the program has.
+    pub fn held(&mut self, handle: u64) -> Option<&mut Entry> {
+        let entry = self.table.get_mut(handle)?;
+        (entry.references > 0).then_some(entry)
+    }
+
     /// Records a mapping of the piece with this handle.
     pub fn add_mapping(&mut self, address: u64, len: u64, offset: u64, piece: u64) {
         let Some(entry) = self.table.get_mut(piece) else {
@@ -124,34 +129,11 @@ fn set(bits: &mut u64, device: c_int, is_set: bool) {
 /// Maps the piece at all its mappings that have no memory.
 pub fn map_all(state: &mut State, entry: &mut Entry) -> Result<(), c_int> {
     while let Some(mapping) = state.next_mapping(entry, true) {
-        map_one(entry.handle, &mapping)?;
+        map_at(entry.handle, &mapping)?;
         state.mark(&mapping, true);
     }
     entry.mapped = true;
     Ok(())
-}
-
-fn map_one(handle: u64, mapping: &Mapping) -> Result<(), c_int> {
-    let (address, len) = (mapping.address, in_usize(mapping.len));
-    // SAFETY: the program has reserved the address, and nothing is mapped there.
-    check(unsafe { driver::map(address, len, in_usize(mapping.offset), handle, 0) })?;
-    let mut access = [const { Access::full(0) }; DEVICES_MAX];
-    let mut count = 0;
-    for device in (0..).take(DEVICES_MAX) {
-        let writes = mapping.writers >> device & 1 == 1;
-        if writes || mapping.readers >> device & 1 == 1 {
-            access[count] = Access::of(device, writes);
-            count += 1;
-        }
-    }
-    if count == 0 {
-        return Ok(());
-    }
-    // SAFETY: the array has the given length.
-    check(unsafe { driver::set_access(address, len, access.as_ptr(), count) }).inspect_err(|_| {
-        // SAFETY: mapped above.
-        unsafe { driver::unmap(address, len) };
-    })
 }
 
 /// Unmaps the piece at all its mappings. After an error, [`map_all`] maps it again where it is missing.
@@ -164,9 +146,4 @@ pub fn unmap_all(state: &mut State, entry: &mut Entry) -> Result<(), c_int> {
     }
     entry.mapped = false;
     Ok(())
-}
-
-/// Returns a length that was a `usize` of the program.
-fn in_usize(len: u64) -> usize {
-    usize::try_from(len).unwrap_or(usize::MAX)
 }

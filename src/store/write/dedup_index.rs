@@ -14,9 +14,11 @@ use hashbrown::HashTable;
 use crate::store::error::ReadError;
 use crate::store::format::FORMAT;
 use crate::store::format::chunk::{Hash, key_of};
+use crate::store::format::image_id::ImageId;
 use crate::store::format::manifest::{Chunk, Content, Manifest, Stored};
 use crate::store::format::pack::{Pack, PackName};
 use crate::store::format::store_folder::Store;
+use crate::sync::in_parts_of;
 
 /// Maximum number of good images to read: the newest, and the one before it because jobs that alternate between two
 /// phases resemble that one more. Takes about 70 bytes of memory per chunk.
@@ -48,10 +50,7 @@ impl DedupIndex {
             let places = stored(&manifest).map(|(_, stored)| place(&manifest, stored));
             index.doubted.extend(places);
         }
-        let tried = good.iter().take(TRIES_MAX);
-        let manifests = tried.filter_map(|id| store.manifest(*id).ok());
-        let usable = manifests.filter(|manifest| manifest.format == FORMAT);
-        for manifest in usable.take(IMAGES_MAX) {
+        for manifest in newest_usable(store, &good) {
             index.add(store, &manifest);
         }
         Ok(index)
@@ -119,6 +118,22 @@ impl DedupIndex {
         self.positions.insert(pack, position);
         position
     }
+}
+
+/// Returns the manifests of the newest images that are readable and of this format, the newest first. Reading one takes
+/// about as long as adding it to the index, so the first ones are read at the same time.
+fn newest_usable(store: &Store, newest_first: &[ImageId]) -> Vec<Manifest> {
+    let read = |ids: &[ImageId]| ids.iter().find_map(|id| store.manifest(*id).ok());
+    let mut usable = Vec::new();
+    for ids in newest_first[..newest_first.len().min(TRIES_MAX)].chunks(IMAGES_MAX) {
+        let manifests = in_parts_of(1, ids, read).into_iter().flatten();
+        usable.extend(manifests.filter(|manifest| manifest.format == FORMAT));
+        if usable.len() >= IMAGES_MAX {
+            break;
+        }
+    }
+    usable.truncate(IMAGES_MAX);
+    usable
 }
 
 fn hash_of(chunk: &Chunk) -> Option<Hash> {
