@@ -22,10 +22,10 @@ use procfs::process::Process as ProcessEntry;
 
 use super::tree;
 use crate::clock;
-pub use place::code_of;
+pub use halted_at::code_of;
 use relief::Wait;
 
-mod place;
+mod halted_at;
 mod relief;
 
 /// Limit on the readings of the thread list until it contains no new thread. Each reading finds the threads started

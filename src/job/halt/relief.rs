@@ -16,7 +16,7 @@ use nix::sys::ptrace;
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 
-use super::place::Call;
+use super::halted_at::Call;
 use super::{Halted, STOP_CHECK_INTERVAL, STOP_LIMIT, Stop, Thread};
 use crate::clock;
 use crate::job::tree;
