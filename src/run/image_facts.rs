@@ -14,7 +14,7 @@ use crate::files::Kept;
 use crate::job::{Node, OpenFile, ProcessAccount, Sockets, ThreadAttributes, Timer};
 use crate::path_text::{self, CommandLine};
 use crate::sandbox::{IoUring, Isolation, JobPids, Network};
-use crate::store::ImageId;
+use crate::store::{ImageId, WorkShares};
 
 /// Stream with the list of the files that the job writes.
 pub(crate) const KEPT_LIST: &str = "kept/list";
@@ -90,6 +90,9 @@ pub struct ImageFacts {
     pub freeze_seconds: f64,
     /// The phases of the freeze and of the time until the chunks were durable.
     pub phases: Vec<Phase>,
+    /// Time of the threads that wrote the image after the freeze; `None` in images made before it was recorded.
+    #[serde(default)]
+    pub writing: Option<WorkShares>,
     /// Number of processes.
     pub processes: usize,
     /// The processes, parents before children, at most the first 512; empty in images made before they were recorded.

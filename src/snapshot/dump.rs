@@ -300,6 +300,7 @@ impl<'a> Dump<'a> {
         writer.settle()?;
         watch.lap("write");
         facts.phases = watch.phases().to_vec();
+        facts.writing = writer.work_shares();
         let meta =
             serde_json::to_vec(&facts).map_err(|error| SnapshotError::Prepare(error.into()))?;
         let manifest = writer.commit(&meta)?;

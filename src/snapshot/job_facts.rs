@@ -124,6 +124,7 @@ impl Recorded {
             instance: context.instance.clone(),
             freeze_seconds: freeze.as_secs_f64(),
             phases: Vec::new(),
+            writing: None,
             processes: self.processes.len(),
             process_tree: self.accounts,
             pids: job.pids,

@@ -84,3 +84,4 @@ pub use remote::remote_error::RemoteError;
 pub use write::image_writer::{ImageWriter, WriteOptions};
 pub use write::stream_writer::{StreamOpener, StreamWriter};
 pub use write::unchanged_chunks::EarlierStreams;
+pub use write::work_times::WorkShares;

@@ -7,6 +7,7 @@ use crate::cli::print::plain;
 use crate::files::Kept;
 use crate::job::{Access, MemoryUse, OpenFile, ProcessAccount};
 use crate::run::{CudaFacts, GpuFacts, ImageFacts, StreamKind, Trigger, size};
+use crate::store::WorkShares;
 
 /// Limit on the indentation of a process in the tree, in levels.
 const INDENT_MAX: usize = 16;
@@ -76,7 +77,23 @@ fn head(out: &mut String, image: &Shown<'_>) -> fmt::Result {
     for phase in &facts.phases {
         writeln!(out, "  {:<8} {:.3} s", phase.name, phase.seconds)?;
     }
-    Ok(())
+    match &facts.writing {
+        Some(shares) => writeln!(out, "writing    {}", in_percent(shares)),
+        None => Ok(()),
+    }
+}
+
+/// Returns the shares of the writing threads' time, the largest first: it bounded the time until the image was durable.
+fn in_percent(shares: &WorkShares) -> String {
+    let mut named = [
+        ("waiting for copies and CRIU", shares.input),
+        ("hash", shares.hash),
+        ("compression", shares.compression),
+        ("disk", shares.disk),
+    ];
+    named.sort_by(|one, other| other.1.total_cmp(&one.1));
+    let words = named.map(|(name, share)| format!("{name} {:.0} %", share * 100.0));
+    words.join(", ")
 }
 
 /// Returns the origin of the snapshot.

@@ -16,7 +16,9 @@ use super::pack_sink::PackSink;
 use super::prechunked_stream::PrechunkedStream;
 use super::stream_writer::{StreamOpener, StreamWriter};
 use super::work_queue::WorkQueue;
+use super::work_times::{WorkShares, WorkStep, WorkTimes};
 use super::worker::{Shared, Worker};
+use crate::clock;
 use crate::store::byte_counter::ByteCounter;
 use crate::store::error::WriteError;
 use crate::store::format::FORMAT;
@@ -105,6 +107,7 @@ impl Store {
             builder: ManifestBuilder::new(index),
             cutters: Mutex::default(),
             sink: PackSink::new(self, image),
+            times: WorkTimes::default(),
         });
         let mut writer = ImageWriter {
             store: self.clone(),
@@ -224,6 +227,7 @@ impl ImageWriter {
     /// Starts all workers, once the job computes again. Before this, workers other than the spare ones run only while
     /// the buffer is full.
     pub fn start_workers(&self) {
+        self.shared.times.begin();
         self.shared.work_queue.start();
     }
 
@@ -236,10 +240,21 @@ impl ImageWriter {
         self.shared.work_queue.check()?;
         self.shared.builder.check_finished()?;
         self.shared.work_queue.close();
+        let workers = u32::try_from(self.workers.len()).unwrap_or(1);
         self.join();
         self.shared.work_queue.check()?;
+        let begun = clock::now();
         self.packs = self.shared.sink.seal()?;
+        // All of them would wait.
+        let waited = begun.elapsed() * workers;
+        self.shared.times.add(WorkStep::Disk, waited);
         Ok(())
+    }
+
+    /// Returns the shares of the workers' time since [`start_workers`](Self::start_workers); `None` if there were none.
+    #[must_use]
+    pub fn work_shares(&self) -> Option<WorkShares> {
+        self.shared.times.shares()
     }
 
     /// Makes the image durable and visible. Blocks until then.

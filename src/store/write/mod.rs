@@ -12,4 +12,5 @@ pub(super) mod prechunked_stream;
 pub(super) mod stream_writer;
 pub(super) mod unchanged_chunks;
 pub(super) mod work_queue;
+pub(super) mod work_times;
 pub(super) mod worker;

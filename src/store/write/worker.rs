@@ -9,6 +9,7 @@ use super::chunker::{Chunker, Content, Cut, Marks, Part};
 use super::manifest_builder::{Claim, ManifestBuilder, Place};
 use super::pack_sink::PackSink;
 use super::work_queue::{Piece, Work, WorkQueue};
+use super::work_times::{WorkStep, WorkTimes};
 use crate::store::error::WriteError;
 use crate::store::format::chunk::{CHUNK_BYTES, Hash, ZEROS};
 use crate::store::format::cipher::OVERHEAD_BYTES;
@@ -28,6 +29,7 @@ pub(crate) struct Shared {
     /// Chunkers by stream.
     pub(crate) cutters: Mutex<Vec<Chunker<Arc<Piece>>>>,
     pub(crate) sink: PackSink,
+    pub(crate) times: WorkTimes,
 }
 
 impl Shared {
@@ -82,7 +84,8 @@ impl Shared {
             None => encoded,
         };
         let len = u32::try_from(stored.len()).map_err(|_| WriteError::TooManyChunks)?;
-        let (pack, offset) = self.sink.append(stored)?;
+        let append = || self.sink.append(stored);
+        let (pack, offset) = self.times.measure(WorkStep::Disk, append)?;
         Ok(Place {
             pack,
             offset,
@@ -136,7 +139,12 @@ impl Worker {
             tracing::debug!(%error, "cannot lower the priority of a store worker");
         }
         let shared = Arc::clone(&self.shared);
-        while let Some(work) = shared.work_queue.take() {
+        let next = || {
+            shared
+                .times
+                .measure(WorkStep::Input, || shared.work_queue.take())
+        };
+        while let Some(work) = next() {
             let (stream, cuts) = shared.cut(work);
             let mut cuts = cuts.into_iter();
             let result = cuts.try_for_each(|cut| {
@@ -191,7 +199,8 @@ impl Worker {
         bytes: &[u8],
     ) -> Result<(), WriteError> {
         let raw_len = u32::try_from(bytes.len()).map_err(|_| WriteError::TooManyChunks)?;
-        let hash = self.shared.store.name_of(bytes);
+        let name = || self.shared.store.name_of(bytes);
+        let hash = self.shared.times.measure(WorkStep::Hash, name);
         let builder = &self.shared.builder;
         match builder.set(stream, position, raw_len, hash)? {
             Claim::Known => Ok(()),
@@ -204,7 +213,10 @@ impl Worker {
     }
 
     fn store(&mut self, name: Hash, bytes: &[u8]) -> Result<Place, WriteError> {
-        let (codec, encoded) = self.encoder.encode(bytes).map_err(WriteError::Compress)?;
+        let times = &self.shared.times;
+        let encoder = &mut self.encoder;
+        let encoded = times.measure(WorkStep::Compression, move || encoder.encode(bytes));
+        let (codec, encoded) = encoded.map_err(WriteError::Compress)?;
         self.shared.put(name, codec, encoded, &mut self.sealed)
     }
 }

@@ -48,6 +48,9 @@ fn image_verbs_print_json_with_the_documented_fields() {
         .map(|phase| phase["name"].as_str().unwrap())
         .collect();
     assert!(phases.contains(&"dump"), "{phases:?}");
+    let writing = shown["writing"].as_object().unwrap().values();
+    let sum: f64 = writing.map(|share| share.as_f64().unwrap()).sum();
+    assert!((sum - 1.0).abs() < 1e-6, "{sum}");
     assert!(shown["streams"].as_array().unwrap().iter().any(|stream| {
         stream["name"].as_str().unwrap().starts_with("criu/pages-")
             && stream["kind"] == "memory"
@@ -69,6 +72,8 @@ fn image_verbs_print_json_with_the_documented_fields() {
         "{text}"
     );
     assert!(text.contains("(request: ckpt-run snapshot)"), "{text}");
+    let writing = text.lines().find(|line| line.starts_with("writing    "));
+    assert!(writing.is_some_and(|line| line.contains("disk ")), "{text}");
 
     let verified = place.json(&["verify"]);
     assert_eq!(verified.as_array().unwrap().len(), 2);
