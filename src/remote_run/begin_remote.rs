@@ -1,5 +1,6 @@
 //! A run whose images are also in a remote store: its beginning, its uploads and its end.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
@@ -30,7 +31,7 @@ pub(crate) struct RemoteTerms {
     /// Duration of the lease.
     pub lease: Duration,
     /// Number of images to keep in the remote store.
-    pub keep: usize,
+    pub keep: u32,
     /// Limit on the speed of uploads.
     pub bytes_per_second: Option<u64>,
     /// Take the lease at once, even if its holder may still run the job.
@@ -46,9 +47,9 @@ pub(crate) enum Begun {
     Local,
     /// This image of the local store; newer ones are of a course of the run that another machine has left.
     From(ImageId),
-    /// This image, which is being downloaded. Older images of the local store are of another course of the run, or
-    /// older than it.
-    Downloading(ImageId),
+    /// The newest of these images, which are in the remote store. Older images of the local store are of another course
+    /// of the run, or older than them.
+    Elsewhere { oldest: ImageId, newest: ImageId },
     /// The beginning: another machine has begun the run and has no image.
     Start,
     /// Nowhere: the job has ended by itself, with exit code 0.
@@ -66,6 +67,8 @@ pub(crate) struct RemoteRun {
     obeyed: (Mutex<bool>, Condvar),
     /// The state before, until the job can have run here.
     before: Mutex<Option<Change>>,
+    /// Images that were abandoned before a restore began whose job has not run.
+    abandoned_before: Mutex<Option<BTreeSet<String>>>,
 }
 
 /// A supervisor that could not begin leaves the run as it was: the former holder can continue as if nothing had happened.
@@ -130,6 +133,7 @@ impl RemoteRun {
                 Some(state) => Change::GiveBack(Box::new(state.clone())),
                 None => Change::Release { finished: false },
             })),
+            abandoned_before: Mutex::default(),
         };
         let begun = run.find_beginning(before.as_ref(), store, lock)?;
         if begun == Begun::Finished {
@@ -177,7 +181,7 @@ impl RemoteRun {
         let (own, rate) = (store.clone(), self.terms.bytes_per_second);
         let begin = move || {
             let state = lease.state();
-            Uploads::begin(&bucket, state.tenure, &state.images, own.secrets(), rate)
+            Uploads::begin(&bucket, state.series, &state.images, own.secrets(), rate)
         };
         let (record, own) = (Arc::clone(&self.record), store.clone());
         let uploaded = move |id: ImageId, image: &RemoteImage| {
@@ -231,9 +235,33 @@ impl RemoteRun {
         }
     }
 
-    /// Returns true if an image came from another machine, and no other one since.
+    /// Returns true if an image came from another machine.
     pub(crate) fn has_come(&self, id: ImageId) -> bool {
-        locked(&self.record).came == Some(id)
+        locked(&self.record).came.contains(&id)
+    }
+
+    /// Abandons the images that are newer than `id`, because the job is about to be restored from that one. Makes no
+    /// request if there are none. Files of the job must not change before.
+    ///
+    /// # Errors
+    /// The state was not changed.
+    pub(crate) fn return_to(&self, id: ImageId) -> Result<(), RemoteError> {
+        let mut before = locked(&self.abandoned_before);
+        let images = self.lease.state().images;
+        let present = abandoned(&images);
+        // Those that an earlier restore abandoned are taken up again if its job has not run.
+        let known = before.clone().unwrap_or_else(|| present.clone());
+        let wanted = abandoned_by(id, &images, &known, &locked(&self.record));
+        if wanted != present {
+            self.lease.change(&Change::Abandon(wanted))?;
+            before.get_or_insert(known);
+        }
+        Ok(())
+    }
+
+    /// Notes that the job has run, or may have run, from the image of the last [`return_to`](Self::return_to).
+    pub(crate) fn has_returned(&self) {
+        *locked(&self.abandoned_before) = None;
     }
 
     /// Returns true while an image waits for its upload, or is being uploaded.
@@ -259,6 +287,14 @@ impl RemoteRun {
     /// Ends the lease, so that no other machine needs to wait. `finished` is true if the job has ended by itself, with
     /// exit code 0.
     pub(crate) fn end(&self, finished: bool) {
+        if let Some(before) = locked(&self.abandoned_before).take()
+            && let Err(error) = self.lease.change(&Change::Abandon(before))
+        {
+            tracing::warn!(
+                "the newer images stay abandoned in the remote store: {}",
+                chain(&error)
+            );
+        }
         self.release(&Change::Release { finished });
     }
 
@@ -276,6 +312,42 @@ impl RemoteRun {
     }
 }
 
+/// Returns the abandoned images, by their objects.
+fn abandoned(images: &[RemoteImage]) -> BTreeSet<String> {
+    let abandoned = images.iter().filter(|image| image.abandoned);
+    abandoned.map(|image| image.object.clone()).collect()
+}
+
+/// Returns the images that are abandoned when the job is restored from image `id` of the local store. `before` are those
+/// that were abandoned until then.
+fn abandoned_by(
+    id: ImageId,
+    images: &[RemoteImage],
+    before: &BTreeSet<String>,
+    record: &LocalRecord,
+) -> BTreeSet<String> {
+    let is_abandoned = |object: &String| {
+        let here = record.images.iter().filter(|(_, known)| *known == object);
+        let mut here = here.map(|(here, _)| *here).peekable();
+        if here.peek().is_none() {
+            return before.contains(object);
+        }
+        let mut is_newer = true;
+        for here in here {
+            if here == id {
+                return false;
+            }
+            is_newer &= here > id;
+        }
+        is_newer || before.contains(object)
+    };
+    let objects = images.iter().map(|image| &image.object);
+    objects
+        .filter(|object| is_abandoned(object))
+        .cloned()
+        .collect()
+}
+
 /// Finds out where a run continues that the remote store knows.
 fn continued(
     state: &State,
@@ -289,31 +361,91 @@ fn continued(
     }
     let is_ours = state.holder.store == record.identity && record.tenure == Some(state.tenure);
     if is_ours && !store.images()?.is_empty() {
+        offer_again(state, record, bucket, store, lock);
         return Ok(Begun::Local);
     }
-    let Some(newest) = state.images.last() else {
+    let Some(newest) = state.newest() else {
         return Ok(if is_ours { Begun::Local } else { Begun::Start });
     };
     let known = record
         .images
         .iter()
-        .find(|(_, object)| **object == newest.object);
+        .rfind(|(_, object)| **object == newest.object);
     if let Some((id, _)) = known
         && store.manifest(*id).is_ok()
     {
-        return Ok(Begun::From(*id));
+        let id = *id;
+        offer_again(state, record, bucket, store, lock);
+        return Ok(Begun::From(id));
     }
-    let id = download::begin(bucket, newest, store, lock)?;
-    let age = clock::unix_ms().saturating_sub(newest.created_unix_ms) / 1000;
+    offer_all(state, record, bucket, store, lock)
+}
+
+/// Offers the images of the run that came from another machine and were not downloaded, under their numbers. One that
+/// cannot be read now is missing if the newer ones cannot be restored.
+fn offer_again(
+    state: &State,
+    record: &LocalRecord,
+    bucket: &Bucket,
+    store: &Store,
+    lock: &StoreLock,
+) {
+    for (id, object) in &record.images {
+        let images = &mut state.images.iter();
+        let image = images.find(|image| image.object == *object && !image.abandoned);
+        if let Some(image) = image.filter(|_| record.came.contains(id))
+            && store.manifest(*id).is_err()
+            && let Err(error) = download::offer(bucket, image, *id, store, lock)
+        {
+            not_readable(image, &error);
+        }
+    }
+}
+
+/// Offers the images of the run. Nothing of them is downloaded yet but their manifests.
+fn offer_all(
+    state: &State,
+    record: &mut LocalRecord,
+    bucket: &Bucket,
+    store: &Store,
+    lock: &StoreLock,
+) -> Result<Begun, RemoteError> {
+    record.came.clear();
+    let mut offered = Vec::new();
+    let mut failure = None;
+    for image in state.images.iter().filter(|image| !image.abandoned) {
+        let last = record.came.last().copied();
+        let id = download::next_number(image, last, store)?;
+        record.images.insert(id, image.object.clone());
+        record.came.insert(id);
+        match download::offer(bucket, image, id, store, lock) {
+            Ok(()) => offered.push((id, image)),
+            Err(error @ RemoteError::Damaged { .. }) => {
+                not_readable(image, &error);
+                failure = Some(error);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    let (Some((oldest, _)), Some((newest, image))) = (offered.first(), offered.last()) else {
+        // The state has a newest image, which could not be read.
+        return failure.map_or(Ok(Begun::Start), Err);
+    };
+    let age = clock::unix_ms().saturating_sub(image.created_unix_ms) / 1000;
     tracing::info!(
-        image = %id,
-        size = %size(newest.raw_bytes),
+        image = %newest,
+        size = %size(image.raw_bytes),
         age_seconds = age,
         made_on = %state.holder.host,
-        "downloading the newest image of the run from {}",
+        "the run continues from its images in {}",
         bucket.url()
     );
-    record.images.insert(id, newest.object.clone());
-    record.came = Some(id);
-    Ok(Begun::Downloading(id))
+    Ok(Begun::Elsewhere {
+        oldest: *oldest,
+        newest: *newest,
+    })
+}
+
+fn not_readable(image: &RemoteImage, error: &RemoteError) {
+    tracing::warn!(object = %image.object, "an image of the run cannot be read: {}", chain(error));
 }

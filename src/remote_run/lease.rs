@@ -59,23 +59,30 @@ impl Held {
 /// Another supervisor's lease, as it is watched from outside.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Watched {
-    serial: u64,
-    /// End of the first request that saw this entry.
+    /// Number of the latest entry by a holder: entries by others do not renew the lease.
+    renewals: u64,
+    /// End of the first request that saw that entry or a later one.
     seen: Time,
     ttl: Duration,
 }
 
 impl Watched {
-    /// Starts to watch an entry that was seen now.
-    pub(crate) fn new(serial: u64, ttl: Duration, seen: Time) -> Self {
-        Self { serial, seen, ttl }
+    /// Starts to watch a lease that was renewed this often by now.
+    pub(crate) fn new(renewals: u64, ttl: Duration, seen: Time) -> Self {
+        Self {
+            renewals,
+            seen,
+            ttl,
+        }
     }
 
-    /// Notes an entry that was seen now.
-    pub(crate) fn see(&mut self, serial: u64, ttl: Duration, now: Time) {
-        if serial != self.serial {
-            *self = Self::new(serial, ttl, now);
+    /// Notes the state of now. Returns true if the lease was renewed since.
+    pub(crate) fn see(&mut self, renewals: u64, ttl: Duration, now: Time) -> bool {
+        let is_renewed = renewals != self.renewals;
+        if is_renewed {
+            *self = Self::new(renewals, ttl, now);
         }
+        is_renewed
     }
 
     /// Returns the time at which the lease can be taken, unless a newer entry is seen before.

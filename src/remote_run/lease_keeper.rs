@@ -8,7 +8,8 @@ use std::time::Duration;
 use nix::sys::time::TimeSpec;
 use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
 
-use super::lease::{Held, Time, Watched};
+use super::lease::{Held, Time};
+use super::lease_wait::{LeaseWait, Patience};
 use super::shared_state::{Change, Holder, State};
 use super::state_log::{Entry, StateLog};
 use crate::clock;
@@ -17,8 +18,6 @@ use crate::store::RemoteError;
 use crate::store::remote::bucket::Bucket;
 use crate::sync::{locked, wait_for};
 
-/// Time between two looks at another supervisor's lease.
-const LOOK: Duration = Duration::from_secs(1);
 /// Time between two attempts to renew a lease.
 const RETRY: Duration = Duration::from_millis(500);
 
@@ -63,48 +62,24 @@ impl Lease {
     ) -> Result<(Self, Option<State>), RemoteError> {
         let log = StateLog::new(bucket.clone());
         let ttl_ms = u64::try_from(terms.ttl.as_millis()).unwrap_or(u64::MAX);
+        let patience = if terms.take_over {
+            Patience::TakeOver
+        } else {
+            let own = terms.holder.store.clone();
+            Patience::UntilExpired { own }
+        };
+        let mut wait = LeaseWait::new(&log, patience, &mut report);
         let mut known = log.newest(None)?;
-        let mut watched: Option<Watched> = None;
-        let (mut is_reported, mut is_failing) = (false, false);
         loop {
-            let before = known.clone();
-            if let Some(Entry { serial, state }) = &before
-                && !(state.released || state.holder.store == terms.holder.store || terms.take_over)
-            {
-                let now = clock::since_boot();
-                let ttl = Duration::from_millis(state.ttl_ms);
-                let watched = watched.get_or_insert(Watched::new(*serial, ttl, now));
-                watched.see(*serial, ttl, now);
-                let left = watched.free_at().saturating_sub(now);
-                if !left.is_zero() {
-                    if !std::mem::replace(&mut is_reported, true) {
-                        report(&state.holder, left);
-                    }
-                    std::thread::sleep(left.min(LOOK));
-                    match log.newest(before.as_ref()) {
-                        Ok(newest) => known = newest,
-                        // A renewal that is not seen now is seen later, at the latest when the next entry exists already.
-                        Err(error @ RemoteError::Request { .. }) => {
-                            if !std::mem::replace(&mut is_failing, true) {
-                                tracing::warn!("still waiting for the lease: {}", chain(&error));
-                            }
-                        }
-                        Err(error) => return Err(error),
-                    }
-                    continue;
-                }
-            }
+            let before = wait.until_free(known)?;
             let next = match &before {
-                Some(entry) => {
-                    let taken = entry.state.taken_by(terms.holder.clone(), ttl_ms);
-                    if terms.fresh { taken.anew() } else { taken }
-                }
+                Some(entry) => taken(&entry.state, terms, ttl_ms, bucket)?,
                 None => State::first(terms.holder.clone(), ttl_ms),
             };
             let begun = clock::since_boot();
             if let Some(entry) = log.append(before.as_ref(), next)? {
                 let held = Held::new(terms.ttl, begun);
-                let lease = Self::new(log, bucket.clone(), entry, held)?;
+                let lease = Self::new(log.clone(), bucket.clone(), entry, held)?;
                 return Ok((lease, before.map(|entry| entry.state)));
             }
             known = log.newest(before.as_ref())?;
@@ -165,6 +140,26 @@ impl Lease {
     }
 }
 
+/// Returns the state after a takeover of the lease.
+fn taken(
+    before: &State,
+    terms: &Terms,
+    ttl_ms: u64,
+    bucket: &Bucket,
+) -> Result<State, RemoteError> {
+    let taken = before.taken_by(terms.holder.clone(), ttl_ms);
+    if !terms.fresh {
+        return Ok(taken);
+    }
+    match taken.images.iter().find(|image| image.pinned.is_some()) {
+        None => Ok(taken.anew()),
+        Some(pinned) => Err(RemoteError::PinnedBefore {
+            url: bucket.url().to_owned(),
+            image: pinned.id,
+        }),
+    }
+}
+
 impl Drop for Lease {
     fn drop(&mut self) {
         self.shared.stop();
@@ -185,7 +180,8 @@ impl Shared {
                 self.arm();
                 return Ok(());
             }
-            // Another supervisor's entry, or one of ours whose request had seemed to fail.
+            // Another supervisor's entry, one of a verb, which repeats this lease, or one of ours whose request had
+            // seemed to fail.
             if let Some(newest) = self.log.newest(Some(&*entry))? {
                 *entry = newest;
             }

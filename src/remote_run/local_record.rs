@@ -1,6 +1,6 @@
 //! The local store's record of a remote store: its own identity, and which of its images are there.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -29,9 +29,9 @@ pub(super) struct LocalRecord {
     /// Tenure in which this store has last run the job.
     #[serde(default)]
     pub tenure: Option<u64>,
-    /// The newest image that came from another machine.
+    /// Images that came from another machine, or can come, since another machine had run the job.
     #[serde(default)]
-    pub came: Option<ImageId>,
+    pub came: BTreeSet<ImageId>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -82,7 +82,7 @@ impl LocalRecord {
             folder,
             images: BTreeMap::new(),
             tenure: None,
-            came: None,
+            came: BTreeSet::new(),
         };
         record.save(store)?;
         Ok(record)

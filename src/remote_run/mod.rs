@@ -6,17 +6,22 @@
 //! ```
 //! An image is uploaded in the background after it is durable in the local store, and is part of the run as soon as the
 //! state names it. At the start a supervisor acquires the run's lease (`lease`, `lease_keeper`) and downloads the newest
-//! image if the local store does not have it. Start reading at `begin_remote`. Nothing here knows jobs.
+//! image if the local store does not have it. Verbs read and change the images without the lease (`remote_images`).
+//! Start reading at `begin_remote`. Nothing here knows jobs.
 
 mod begin_remote;
 mod lease;
 mod lease_keeper;
 #[cfg(test)]
 mod lease_model;
+mod lease_wait;
 mod local_record;
+mod remote_images;
+mod remote_retention;
 mod shared_state;
 mod state_log;
 mod uploader;
 
 pub(crate) use begin_remote::{Begun, RemoteRun, RemoteTerms};
+pub(crate) use remote_images::{Pruned, RemoteImages, Removal};
 pub use uploader::UploadProgress;

@@ -1,5 +1,7 @@
 //! The shared state of a run: who may continue it, and which images it has.
 
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Serialize};
 
 use crate::store::RemoteImage;
@@ -23,9 +25,13 @@ pub(crate) struct State {
     pub format: u32,
     /// Number of the lease: each takeover has the next one.
     pub epoch: u64,
-    /// First epoch of those that this holder has held without another one in between. Packs are named after it, and
-    /// the supervisors of one tenure follow each other on one machine, so they use each other's packs.
+    /// First epoch of those that this holder has held without another one in between.
     pub tenure: u64,
+    /// Series of the objects that the holder uploads, which are named after it. The supervisors of one series follow
+    /// each other on one machine, so they use each other's packs.
+    pub series: u64,
+    /// Number of entries by holders. An entry by a verb repeats it: it does not renew the lease.
+    pub renewals: u64,
     /// Supervisor that holds the lease of this epoch.
     pub holder: Holder,
     /// Duration of the lease after each entry, in milliseconds.
@@ -51,6 +57,8 @@ impl State {
             format: FORMAT,
             epoch: 1,
             tenure: 1,
+            series: 1,
+            renewals: 1,
             holder,
             ttl_ms,
             released: false,
@@ -67,6 +75,8 @@ impl State {
         Self {
             epoch,
             tenure: if is_same { self.tenure } else { epoch },
+            series: if is_same { self.series } else { epoch },
+            renewals: self.renewals + 1,
             holder,
             ttl_ms,
             released: false,
@@ -83,6 +93,32 @@ impl State {
         }
     }
 
+    /// Returns the newest image from which the run continues.
+    pub(crate) fn newest(&self) -> Option<&RemoteImage> {
+        self.images.iter().rfind(|image| !image.abandoned)
+    }
+
+    /// Returns the state before a removal of objects that no image needs, for a lease that is free. The supervisors
+    /// that follow upload objects of a new series, so none of theirs is removed.
+    pub(crate) fn before_removal(&self) -> Self {
+        let epoch = self.epoch + 1;
+        Self {
+            epoch,
+            series: epoch,
+            renewals: self.renewals + 1,
+            released: true,
+            ..self.clone()
+        }
+    }
+
+    /// Returns the state with other images, by a verb that does not hold the lease.
+    pub(crate) fn edited(&self, images: Vec<RemoteImage>) -> Self {
+        Self {
+            images,
+            ..self.clone()
+        }
+    }
+
     /// Returns the state after a change by the holder of `epoch`.
     ///
     /// # Errors
@@ -92,22 +128,37 @@ impl State {
             return Err(NotMine);
         }
         let mut state = self.clone();
+        state.renewals += 1;
         match change {
             Change::Renew => {}
             Change::Commit(image) => {
-                state.images.retain(|known| known.object != image.object);
-                state.images.push(image.clone());
+                let object = |known: &RemoteImage| known.object == image.object;
+                let known = state.images.iter().position(object);
+                // A pin of an image that is committed once more stays.
+                let image = known.map_or_else(|| image.clone(), |at| state.images.remove(at));
+                state.images.push(image);
             }
             Change::Forget(objects) => {
                 state
                     .images
-                    .retain(|image| !objects.contains(&image.object));
+                    .retain(|image| image.pinned.is_some() || !objects.contains(&image.object));
+            }
+            Change::Abandon(objects) => {
+                for image in &mut state.images {
+                    image.abandoned = objects.contains(&image.object);
+                }
             }
             Change::GiveBack(before) => {
-                let epoch = self.epoch;
+                // A verb can have changed the images since. There are none if the run was to begin anew.
+                let images = match &state.images[..] {
+                    [] => before.images.clone(),
+                    images => images.to_vec(),
+                };
                 state = Self {
-                    epoch,
+                    epoch: state.epoch,
+                    renewals: state.renewals,
                     released: true,
+                    images,
                     ..(**before).clone()
                 };
             }
@@ -127,8 +178,10 @@ pub(crate) enum Change {
     Renew,
     /// A new complete image.
     Commit(RemoteImage),
-    /// Images that are no longer kept, by their objects.
+    /// Images that are no longer kept, by their objects. A pinned one stays.
     Forget(Vec<String>),
+    /// The run continues from an image, or is going to: these are the images that are abandoned, by their objects.
+    Abandon(BTreeSet<String>),
     /// The end of a supervisor that has not run the job: the run is as it was in this state, under its former holder.
     GiveBack(Box<State>),
     /// The end of the supervisor.

@@ -5,10 +5,11 @@
 //! state/0000000000000017   the present state
 //! state/0000000000000018   whoever creates it decides what comes next
 //! ```
-//! An entry is created only if it does not exist, which every provider does atomically. So two supervisors that append
-//! to the same state cannot both succeed: a renewal, a commit of an image and a takeover of the lease exclude each
-//! other without clocks. The holder removes entries that are much older than any lease. A request that was delayed for
-//! so long can create one of those again, which changes nothing: newer entries exist.
+//! An entry is created only if it does not exist, which every provider does atomically. So two processes that append
+//! to the same state cannot both succeed: a renewal, a commit of an image, a takeover of the lease and a change of the
+//! images by a verb exclude each other without clocks. Old entries are removed. A process that knows only an old entry,
+//! because it was suspended, can create a removed one again. This changes nothing, because newer entries exist, and the
+//! process notices it by them.
 
 use bytes::Bytes;
 
@@ -19,8 +20,7 @@ use crate::store::remote::bucket::{Bucket, Created};
 
 /// Folder of the entries.
 const FOLDER: &str = "state";
-/// Number of entries that are kept. A holder appends one at least every quarter of its lease, so the removed ones are
-/// at least 16 leases old.
+/// Number of entries that are kept: enough that a process which is not suspended never meets a removed one.
 const KEPT: u64 = 64;
 
 /// An entry of the log.
@@ -47,13 +47,16 @@ impl StateLog {
         Self { bucket }
     }
 
+    /// Returns the address of the remote store.
+    pub(crate) fn url(&self) -> &str {
+        self.bucket.url()
+    }
+
     /// Returns the newest entry; `None` if the run has none. `after` is an earlier entry that is known.
     pub(crate) fn newest(&self, after: Option<&Entry>) -> Result<Option<Entry>, RemoteError> {
         let known = after.map(|entry| name(entry.serial));
         loop {
-            let names = self.bucket.list(FOLDER, known.as_deref())?;
-            let serials = names.iter().filter_map(|name| serial(name));
-            let Some(newest) = serials.max() else {
+            let Some(newest) = self.newest_serial(known.as_deref())? else {
                 return Ok(after.cloned());
             };
             // It is missing if newer ones were appended, and this one removed, since then.
@@ -76,6 +79,10 @@ impl StateLog {
             .map_err(|error| self.bucket.damaged(&name(serial), error))?;
         let entry = Entry { serial, state };
         match self.bucket.create(&name(serial), Bytes::from(content))? {
+            // The entry of this number was removed, if much later ones exist.
+            Created::New if self.newest_serial(Some(&name(serial)))? >= Some(serial + KEPT) => {
+                return Ok(None);
+            }
             Created::New => {}
             // Ours, if only the answer to an earlier attempt of the request was lost.
             Created::Existed if self.read(serial)?.as_ref() == Some(&entry) => {}
@@ -86,6 +93,13 @@ impl StateLog {
             let _ = self.bucket.remove(&name(old));
         }
         Ok(Some(entry))
+    }
+
+    /// Returns the number of the newest entry whose name follows `after`.
+    fn newest_serial(&self, after: Option<&str>) -> Result<Option<u64>, RemoteError> {
+        let entries = self.bucket.list(FOLDER, after)?;
+        let serials = entries.iter().filter_map(|entry| serial(&entry.name));
+        Ok(serials.max())
     }
 
     fn read(&self, serial: u64) -> Result<Option<Entry>, RemoteError> {

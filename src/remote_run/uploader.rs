@@ -8,13 +8,14 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::lease_keeper::Lease;
+use super::remote_retention::plan_by_rules;
 use super::shared_state::Change;
 use crate::clock;
 use crate::printable::chain;
 use crate::store::RemoteError;
 use crate::store::RemoteImage;
 use crate::store::remote::upload::Uploads;
-use crate::store::{ByteCounter, Companion, ImageId, ReadError, Store};
+use crate::store::{ByteCounter, Companion, ImageId, Policy, ReadError, Store};
 use crate::sync::{locked, wait, wait_until};
 
 /// Delays before the next attempt after a failure.
@@ -53,7 +54,7 @@ pub(crate) struct Uploader {
 struct Shared {
     store: Store,
     lease: Arc<Lease>,
-    keep: usize,
+    keep: u32,
     state: Mutex<State>,
     changed: Condvar,
     sent: ByteCounter,
@@ -70,7 +71,7 @@ impl Uploader {
     pub(crate) fn start(
         store: Store,
         lease: Arc<Lease>,
-        keep: usize,
+        keep: u32,
         begin: Begin,
         companions: CompanionsOf,
         uploaded: Uploaded,
@@ -78,7 +79,7 @@ impl Uploader {
         let shared = Arc::new(Shared {
             store,
             lease,
-            keep: keep.max(1),
+            keep,
             state: Mutex::default(),
             changed: Condvar::new(),
             sent: ByteCounter::default(),
@@ -216,10 +217,18 @@ impl Shared {
 
     fn forget_old(&self, uploads: &mut Uploads) -> Result<(), RemoteError> {
         let images = self.lease.state().images;
-        let excess = images.len().saturating_sub(self.keep);
-        if excess > 0 {
-            let old = images[..excess].iter().map(|image| image.object.clone());
-            self.lease.change(&Change::Forget(old.collect()))?;
+        let policy = Policy {
+            keep_last: self.keep,
+            keep_within: Duration::ZERO,
+            keep_hourly: 0,
+            keep_daily: 0,
+        };
+        let planned = plan_by_rules(&images, &policy);
+        let old = images.iter().zip(planned);
+        let old = old.filter(|(_, planned)| planned.fate.is_removed());
+        let old: Vec<String> = old.map(|(image, _)| image.object.clone()).collect();
+        if !old.is_empty() {
+            self.lease.change(&Change::Forget(old))?;
         }
         uploads.remove_garbage(&self.lease.state().images)
     }

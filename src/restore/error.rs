@@ -11,7 +11,7 @@ use crate::gpu::resident::ResidentError;
 use crate::job::{self, RewindError};
 use crate::known_errors::is_disk_full;
 use crate::sandbox::SandboxError;
-use crate::store::ReadError;
+use crate::store::{ReadError, RemoteError};
 
 /// Reasons why a restore failed. No process of the image is running.
 #[derive(Debug, thiserror::Error)]
@@ -50,6 +50,10 @@ pub enum RestoreError {
         "cannot check the open files of the restored processes: this CRIU does not ask its plugin before they run; use CRIU 3.17 or later with plugins"
     )]
     NotAsked,
+    /// Newer images could not be abandoned in the remote store, from which another machine would continue. Nothing was
+    /// changed.
+    #[error("cannot return to an older image of the remote run")]
+    Remote(#[source] Box<RemoteError>),
     /// A stream or socket of ckpt-run failed.
     #[error("cannot prepare the restore")]
     Prepare(#[source] io::Error),
@@ -147,6 +151,7 @@ impl RestoreError {
     pub fn is_outside_image(&self) -> bool {
         match self {
             Self::Killed { .. }
+            | Self::Remote(_)
             | Self::Slow(_)
             | Self::Shortage { .. }
             | Self::Files(RewindError::NoRoom { .. }) => true,

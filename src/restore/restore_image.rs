@@ -124,6 +124,12 @@ pub(crate) fn bring_back(
         kept,
         gpus,
     } = candidate;
+    if let Some(remote) = &context.remote {
+        let returned = remote.return_to(id);
+        returned.map_err(|error| RestoreError::Remote(Box::new(error)))?;
+    }
+    let started = context.store.start_download(id);
+    started.map_err(RestoreError::Prepare)?;
     let expected = image.manifest().raw_bytes;
     context.ongoing.measure(image.given(), Some(expected));
     let restore = Restore {

@@ -161,7 +161,7 @@ fn remote_terms(config: &Config, take_over: bool, fresh: bool) -> Option<RemoteT
     Some(RemoteTerms {
         url: remote.url.clone()?,
         lease: remote.lease,
-        keep: remote.keep as usize,
+        keep: remote.keep,
         bytes_per_second: remote.bandwidth,
         take_over,
         fresh,
@@ -186,11 +186,11 @@ fn begin(
         // The images here are of a course of the run that another machine has left.
         (Begun::Start, What::Command { line, .. }) => (What::Command { line, fresh: true }, known),
         (Begun::Start, What::Image(_)) => return Err(RunError::NoRun(store.path().to_owned())),
-        (Begun::From(id) | Begun::Downloading(id), what) => {
-            let state = RunState::chosen(known.as_ref(), ImageChoice::This(id), &images)?;
-            let mut state = state.ok_or(NoSuchImage(id))?;
-            if let Begun::Downloading(id) = begun {
-                state.begin_after_older(id, &images);
+        (Begun::From(newest) | Begun::Elsewhere { newest, .. }, what) => {
+            let state = RunState::chosen(known.as_ref(), ImageChoice::This(newest), &images)?;
+            let mut state = state.ok_or(NoSuchImage(newest))?;
+            if let Begun::Elsewhere { oldest, .. } = begun {
+                state.begin_after_older(oldest, &images);
             }
             (what, Some(state))
         }

@@ -10,7 +10,7 @@ pub(super) mod image_removal;
 pub(super) mod pins;
 pub(super) mod reclaimable;
 pub(super) mod relocate;
-pub(super) mod retention;
+pub(crate) mod retention;
 pub(super) mod scan;
 pub(super) mod store_repair;
 pub(super) mod sweep;

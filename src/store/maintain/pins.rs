@@ -114,10 +114,7 @@ impl Store {
     /// See [`PinError`]. An earlier pin stays as it was, except after [`DurableError::SyncFolder`].
     pub fn pin(&self, id: ImageId, note: &str) -> Result<(), PinError> {
         self.check_format()?;
-        let note = plain_text(note);
-        if note.len() > NOTE_BYTES_MAX {
-            return Err(PinError::Note { len: note.len() });
-        }
+        let note = checked_note(note)?;
         let path = self.manifest_file(id);
         let _held = match hold(&path, FlockArg::LockSharedNonblock) {
             Ok(Hold::Held(file)) => file,
@@ -165,6 +162,15 @@ impl Store {
         }
         Ok(())
     }
+}
+
+/// Returns the note without characters that could control a terminal.
+pub(crate) fn checked_note(note: &str) -> Result<String, PinError> {
+    let note = plain_text(note);
+    if note.len() > NOTE_BYTES_MAX {
+        return Err(PinError::Note { len: note.len() });
+    }
+    Ok(note)
 }
 
 fn write_mark(path: &Path, note: &[u8]) -> Result<(), DurableError> {

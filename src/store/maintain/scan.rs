@@ -197,12 +197,9 @@ impl Scan {
 
     /// Returns the streams of an added image that have missing bytes.
     pub(crate) fn bad_streams(&self, manifest: &Manifest) -> Vec<BadStream> {
-        let bad = self.bad_chunks(manifest);
-        let streams = manifest.streams.iter().map(|stream| BadStream {
-            name: stream.name.clone(),
-            runs: runs(manifest, &stream.chunks, &bad),
-        });
-        streams.filter(|stream| !stream.runs.is_empty()).collect()
+        let packs = manifest.packs.iter().map(|pack| pack.name.to_string());
+        let packs: Vec<String> = packs.collect();
+        bad_streams(manifest, &self.bad_chunks(manifest), &packs)
     }
 
     /// Reads and checks every place. `progress` receives the bytes done and in total, from any thread, one call at a
@@ -240,7 +237,26 @@ fn place(chunk: &Chunk, numbers: &[u32]) -> Option<Place> {
     }
 }
 
-fn runs(manifest: &Manifest, chunks: &[u32], bad: &[Option<ChunkFault>]) -> Vec<BadRun> {
+/// Returns the streams of an image that have missing bytes, given the fault of each chunk of its table and the names of
+/// its packs.
+pub(crate) fn bad_streams(
+    manifest: &Manifest,
+    bad: &[Option<ChunkFault>],
+    packs: &[String],
+) -> Vec<BadStream> {
+    let streams = manifest.streams.iter().map(|stream| BadStream {
+        name: stream.name.clone(),
+        runs: runs(manifest, &stream.chunks, bad, packs),
+    });
+    streams.filter(|stream| !stream.runs.is_empty()).collect()
+}
+
+fn runs(
+    manifest: &Manifest,
+    chunks: &[u32],
+    bad: &[Option<ChunkFault>],
+    packs: &[String],
+) -> Vec<BadRun> {
     let mut runs: Vec<BadRun> = Vec::new();
     let mut offset = 0;
     for (position, index) in chunks.iter().enumerate() {
@@ -250,7 +266,7 @@ fn runs(manifest: &Manifest, chunks: &[u32], bad: &[Option<ChunkFault>]) -> Vec<
             let run = BadRun {
                 chunks: position..position + 1,
                 bytes: offset..end,
-                pack: manifest.packs[stored.pack as usize].name,
+                pack: packs[stored.pack as usize].clone(),
                 fault,
             };
             match runs.last_mut().filter(|last| continues(last, &run)) {

@@ -8,7 +8,7 @@ use std::ops::Range;
 use crate::store::error::ReadError;
 use crate::store::format::image_id::ImageId;
 use crate::store::format::manifest_file::ManifestError;
-use crate::store::format::pack::{PackError, PackName};
+use crate::store::format::pack::PackError;
 
 /// The images that were checked, and all faults found.
 #[derive(Debug, Default)]
@@ -67,8 +67,8 @@ pub struct BadRun {
     pub chunks: Range<usize>,
     /// Byte range of the chunks in the stream.
     pub bytes: Range<u64>,
-    /// The pack that should hold the chunks.
-    pub pack: PackName,
+    /// Name of the pack that should hold the chunks.
+    pub pack: String,
     /// The fault.
     pub fault: ChunkFault,
 }

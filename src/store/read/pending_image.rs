@@ -1,15 +1,20 @@
-//! An image that is being downloaded: it can be read in this process as far as it is there, and a reader waits for the
-//! rest. Other processes do not see it, because its manifest is written when the image is whole.
+//! An image that is elsewhere: its parts are fetched when they are needed. Other processes do not see it, because its
+//! manifest is written when the image is whole.
 //!
 //! ```text
-//! begin ─▶ parts arrive in any order, those that a reader waits for first ─▶ all there ─▶ synced ─▶ manifest
-//!      └─▶ visible in this process                                                            └─▶ an ordinary image
+//! offered: visible in this process; a reader fetches what it needs
+//!      └─▶ started: parts arrive in any order, those that a reader waits for first ─▶ all there ─▶ synced ─▶ manifest
+//!                                                                                                 an ordinary image ◀┘
 //! ```
 
 use std::collections::{HashMap, VecDeque};
+use std::fmt;
 use std::fs::File;
 use std::io;
 use std::sync::{Arc, Condvar, Mutex};
+use std::thread::{self, Builder};
+
+use bytes::Bytes;
 
 use crate::store::format::image_id::ImageId;
 use crate::store::format::manifest::{Manifest, Stored};
@@ -31,11 +36,20 @@ pub(crate) struct Part {
     pub(crate) chunks: Vec<(u32, Stored)>,
 }
 
-/// Image that is being downloaded.
+/// Place that an image comes from.
+pub(crate) trait Origin: fmt::Debug + Send + Sync {
+    /// Creates the files of the image's packs, with their lengths.
+    fn create_files(&self, manifest: &Manifest) -> io::Result<Vec<File>>;
+
+    /// Fetches a part and checks its chunks. The error is a text for the user.
+    fn fetch(&self, manifest: &Manifest, part: &Part) -> Result<Bytes, String>;
+}
+
+/// Image that is offered or being downloaded.
 #[derive(Debug)]
 pub(crate) struct PendingImage {
     manifest: Manifest,
-    files: Vec<File>,
+    origin: Box<dyn Origin>,
     parts: Vec<Part>,
     /// Position in `parts` of each chunk, by its pack and offset. Parts can overlap: one may contain bytes between its
     /// chunks that another one needs.
@@ -46,6 +60,10 @@ pub(crate) struct PendingImage {
 
 #[derive(Debug)]
 struct Arrival {
+    /// The files of the packs; `None` until the first part arrives.
+    files: Option<Arc<[File]>>,
+    /// True if all parts are being fetched; until then a reader fetches those that it needs.
+    is_started: bool,
     states: Vec<PartState>,
     /// Parts that readers wait for.
     wanted: VecDeque<usize>,
@@ -86,9 +104,9 @@ impl Pending {
 }
 
 impl PendingImage {
-    /// Creates the image, whose packs have these files.
-    pub(crate) fn new(manifest: Manifest, files: Vec<File>) -> Self {
-        let parts = parts(&manifest);
+    /// Creates the image. Nothing is fetched yet.
+    pub(crate) fn new(manifest: Manifest, origin: Box<dyn Origin>) -> Self {
+        let parts = parts(manifest.first_uses());
         let chunks = parts.iter().zip(0..).flat_map(|(part, number)| {
             let offsets = part.chunks.iter().map(|(_, stored)| stored.offset);
             offsets.map(move |offset| ((part.pack, offset), number))
@@ -96,6 +114,8 @@ impl PendingImage {
         Self {
             by_chunk: chunks.collect(),
             arrival: Mutex::new(Arrival {
+                files: None,
+                is_started: false,
                 states: vec![PartState::Missing; parts.len()],
                 wanted: VecDeque::new(),
                 next: 0,
@@ -104,7 +124,7 @@ impl PendingImage {
             }),
             changed: Condvar::new(),
             manifest,
-            files,
+            origin,
             parts,
         }
     }
@@ -113,8 +133,52 @@ impl PendingImage {
         &self.manifest
     }
 
+    /// Notes that all parts are going to be fetched. Returns false if they are already.
+    pub(crate) fn start(&self) -> bool {
+        !std::mem::replace(&mut locked(&self.arrival).is_started, true)
+    }
+
+    /// Fetches parts until none is left, or until a thread fails. `arrived` is called with the length of each one.
+    pub(crate) fn fetch(&self, arrived: &(dyn Fn(u64) + Sync)) {
+        while let Some(number) = self.take() {
+            if self.fetch_part(number).is_err() {
+                return;
+            }
+            let part = &self.parts[number];
+            arrived(part.end - part.begin);
+        }
+    }
+
+    /// Fetches a part that was taken. A failure ends the download: readers of missing parts get the reason.
+    fn fetch_part(&self, number: usize) -> Result<(), String> {
+        let fetched = self.origin.fetch(&self.manifest, &self.parts[number]);
+        let put = fetched.and_then(|bytes| {
+            let put = self.put(number, &bytes);
+            put.map_err(|error| format!("cannot write the image: {error}"))
+        });
+        put.inspect_err(|reason| self.fail(reason))
+    }
+
+    fn fail(&self, reason: &str) {
+        let failed = &mut locked(&self.arrival).failed;
+        failed.get_or_insert_with(|| reason.to_owned());
+        self.changed.notify_all();
+    }
+
+    /// Fetches a part that was taken, on another thread: this one may be that of an async runtime, where requests cannot
+    /// wait.
+    fn fetch_elsewhere(&self, number: usize) -> io::Result<()> {
+        let fetched = thread::scope(|scope| {
+            let fetching = Builder::new().spawn_scoped(scope, || self.fetch_part(number));
+            let fetching = fetching.inspect_err(|error| self.fail(&error.to_string()))?;
+            let fetched = fetching.join();
+            Ok::<_, io::Error>(fetched.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+        });
+        fetched?.map_err(io::Error::other)
+    }
+
     /// Returns the next part to be fetched; `None` if there is none, or if the download has failed.
-    pub(crate) fn take(&self) -> Option<(usize, &Part)> {
+    fn take(&self) -> Option<usize> {
         let mut arrival = locked(&self.arrival);
         if arrival.failed.is_some() {
             return None;
@@ -133,25 +197,18 @@ impl PendingImage {
         }
         let part = taken?;
         arrival.states[part] = PartState::Taken;
-        Some((part, &self.parts[part]))
+        Some(part)
     }
 
-    /// Writes a part, whose chunks the caller has checked.
-    pub(crate) fn put(&self, number: usize, bytes: &[u8]) -> io::Result<()> {
+    fn put(&self, number: usize, bytes: &[u8]) -> io::Result<()> {
         let part = &self.parts[number];
-        ops::write_at(&self.files[part.pack as usize], bytes, part.begin)?;
+        ops::write_at(&self.files()?[part.pack as usize], bytes, part.begin)?;
         let mut arrival = locked(&self.arrival);
         arrival.states[number] = PartState::There;
         arrival.left -= 1;
         drop(arrival);
         self.changed.notify_all();
         Ok(())
-    }
-
-    /// Ends the download: readers of missing parts get this reason.
-    pub(crate) fn fail(&self, reason: String) {
-        locked(&self.arrival).failed.get_or_insert(reason);
-        self.changed.notify_all();
     }
 
     /// Returns the reason why the download has failed, if it has.
@@ -165,25 +222,37 @@ impl PendingImage {
     }
 
     /// Returns the files of the packs.
-    pub(crate) fn files(&self) -> &[File] {
-        &self.files
+    pub(crate) fn files(&self) -> io::Result<Arc<[File]>> {
+        let mut arrival = locked(&self.arrival);
+        if let Some(files) = &arrival.files {
+            return Ok(Arc::clone(files));
+        }
+        let files: Arc<[File]> = self.origin.create_files(&self.manifest)?.into();
+        arrival.files = Some(Arc::clone(&files));
+        Ok(files)
     }
 
     /// Fills `bytes` from a pack with the chunk at this offset, as soon as it is there.
     pub(crate) fn read(&self, pack: u32, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
         use std::os::unix::fs::FileExt;
         self.wait_for(pack, offset)?;
-        self.files[pack as usize].read_exact_at(bytes, offset)
+        self.files()?[pack as usize].read_exact_at(bytes, offset)
     }
 
-    /// Waits for the part with a chunk.
+    /// Waits for the part with a chunk, or fetches it.
     fn wait_for(&self, pack: u32, offset: u64) -> io::Result<()> {
         let Some(number) = self.by_chunk.get(&(pack, offset)) else {
             return Err(io::ErrorKind::UnexpectedEof.into());
         };
         let mut arrival = locked(&self.arrival);
-        if arrival.states[*number] == PartState::Missing {
-            arrival.wanted.push_back(*number);
+        if arrival.states[*number] == PartState::Missing && arrival.failed.is_none() {
+            if arrival.is_started {
+                arrival.wanted.push_back(*number);
+            } else {
+                arrival.states[*number] = PartState::Taken;
+                drop(arrival);
+                return self.fetch_elsewhere(*number);
+            }
         }
         while arrival.states[*number] != PartState::There {
             if let Some(reason) = &arrival.failed {
@@ -195,10 +264,10 @@ impl PendingImage {
     }
 }
 
-/// Returns the parts with all stored chunks, in the order in which the streams need them first.
-fn parts(manifest: &Manifest) -> Vec<Part> {
+/// Returns the parts with these chunks, given with their positions in the manifest, in this order.
+pub(crate) fn parts(chunks: Vec<(u32, Stored)>) -> Vec<Part> {
     let mut parts: Vec<Part> = Vec::new();
-    for (index, stored) in manifest.first_uses() {
+    for (index, stored) in chunks {
         let end = stored.offset + u64::from(stored.len);
         if let Some(part) = parts.last_mut()
             && part.pack == stored.pack
@@ -226,9 +295,26 @@ mod tests {
     use crate::store::format::manifest::{Chunk, Content};
     use crate::store::format::pack::HEADER_BYTES;
 
-    /// The middle one of three chunks is used last, so the part of the other two contains its bytes.
-    #[test]
-    fn a_chunk_is_there_when_its_own_part_is() {
+    /// Fetches parts with one chunk only.
+    #[derive(Debug)]
+    struct Short;
+
+    impl Origin for Short {
+        fn create_files(&self, _: &Manifest) -> io::Result<Vec<File>> {
+            Ok(vec![tempfile::tempfile()?])
+        }
+
+        fn fetch(&self, _: &Manifest, part: &Part) -> Result<Bytes, String> {
+            match part.chunks.len() {
+                1 => Ok(vec![1; 50].into()),
+                _ => Err("the network is down".to_owned()),
+            }
+        }
+    }
+
+    /// Returns an image of three chunks, of which the middle one is used last, so the part of the other two contains
+    /// its bytes. Returns the offsets of the chunks, too.
+    fn pending() -> (PendingImage, impl Fn(u64) -> u64) {
         let mut manifest = example();
         let Content::Stored(first) = manifest.chunks[0].content else {
             panic!("the example's first chunk is stored");
@@ -243,22 +329,36 @@ mod tests {
         };
         manifest.chunks = vec![chunk(0), chunk(1), chunk(2)];
         manifest.streams[0].chunks = vec![0, 2, 1];
-        let file = tempfile::tempfile().unwrap();
-        let pending = PendingImage::new(manifest, vec![file]);
+        let pending = PendingImage::new(manifest, Box::new(Short));
         let ranges = pending.parts.iter().map(|part| (part.begin, part.end));
         assert!(ranges.eq([(offset(0), offset(3)), (offset(1), offset(2))]));
+        (pending, offset)
+    }
 
-        while let Some((number, part)) = pending.take() {
-            if part.chunks.len() == 1 {
-                pending.put(number, &[1; 50]).unwrap();
-            }
-        }
-        pending.fail("the network is down".to_owned());
+    #[test]
+    fn a_chunk_is_there_when_its_own_part_is() {
+        let (pending, offset) = pending();
+        assert!(pending.start() && !pending.start());
+        // The last part first, as if a reader waited for it.
+        locked(&pending.arrival).wanted.push_back(1);
+        pending.fetch(&|len| assert_eq!(len, 50));
         let read = |number| pending.read(0, offset(number), &mut [0; 50]);
         assert!(read(1).is_ok());
         for number in [0, 2] {
             assert_eq!(read(number).unwrap_err().to_string(), "the network is down");
         }
         assert!(!pending.is_whole());
+    }
+
+    #[test]
+    fn an_offered_image_is_fetched_by_its_readers() {
+        let (pending, offset) = pending();
+        let mut bytes = [0; 50];
+        pending.read(0, offset(1), &mut bytes).unwrap();
+        assert_eq!(bytes, [1; 50]);
+        assert_eq!(pending.failure(), None);
+        let failed = pending.read(0, offset(0), &mut bytes).unwrap_err();
+        assert_eq!(failed.to_string(), "the network is down");
+        assert_eq!(pending.failure().as_deref(), Some("the network is down"));
     }
 }

@@ -57,6 +57,14 @@ impl Drop for Background {
     }
 }
 
+/// Object in a folder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Object {
+    pub(crate) name: String,
+    /// Its length.
+    pub(crate) bytes: u64,
+}
+
 /// Result of creating an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Created {
@@ -71,8 +79,24 @@ impl Bucket {
     /// Credentials come from the provider's environment variables or the role of the machine. A folder of this machine
     /// is created, and must be closed to other users.
     pub(crate) fn open(address: &str, limit: Duration) -> Result<Self, RemoteError> {
+        Self::open_with(address, limit, |path| {
+            let made = durable::create_parents(path).and_then(|()| durable::create_folder(path));
+            made.map_err(|error| chain(&error))
+        })
+    }
+
+    /// Opens a folder like [`open`](Self::open), and creates none.
+    pub(crate) fn open_existing(address: &str, limit: Duration) -> Result<Self, RemoteError> {
+        Self::open_with(address, limit, |_| Ok(()))
+    }
+
+    fn open_with(
+        address: &str,
+        limit: Duration,
+        prepare: impl FnOnce(&std::path::Path) -> Result<(), String>,
+    ) -> Result<Self, RemoteError> {
         let refused = |reason: String| RemoteError::Address {
-            url: address.to_owned(),
+            url: without_secrets(address),
             reason,
         };
         let url = Url::parse(address).map_err(|error| refused(error.to_string()))?;
@@ -95,7 +119,9 @@ impl Bucket {
             let path = url
                 .to_file_path()
                 .map_err(|()| refused("it has no path".to_owned()))?;
-            private_folder(&path).map_err(refused)?;
+            prepare(&path)
+                .and_then(|()| check_private(&path))
+                .map_err(refused)?;
         }
         let (store, folder) = client(&url, limit).map_err(|error| refused(text(&error)))?;
         Ok(Self {
@@ -159,7 +185,12 @@ impl Bucket {
         let path = self.path(name);
         let wanted = range.end - range.start;
         let read = self.wait(self.store.get_range(&path, range));
-        let content = read.map_err(|failure| self.failed(&format!("read {name}"), &failure))?;
+        let content = read.map_err(|failure| match failure {
+            Failure::Store(object_store::Error::NotFound { .. }) => {
+                self.damaged(name, "it is missing")
+            }
+            failure => self.failed(&format!("read {name}"), &failure),
+        })?;
         if content.len() as u64 == wanted {
             Ok(content)
         } else {
@@ -167,28 +198,30 @@ impl Bucket {
         }
     }
 
-    /// Returns the names of the objects in a folder that follow `after` in alphabetical order, sorted.
+    /// Returns the objects in a folder whose names follow `after` in alphabetical order, sorted by name.
     pub(crate) fn list(
         &self,
         folder: &str,
         after: Option<&str>,
-    ) -> Result<Vec<String>, RemoteError> {
+    ) -> Result<Vec<Object>, RemoteError> {
         let path = self.path(folder);
         let found = self.wait(async {
             let objects = match after {
                 Some(after) => self.store.list_with_offset(Some(&path), &self.path(after)),
                 None => self.store.list(Some(&path)),
             };
-            objects
-                .map_ok(|object| object.location)
-                .try_collect::<Vec<_>>()
-                .await
+            objects.try_collect::<Vec<_>>().await
         });
         let found = found.map_err(|failure| self.failed(&format!("list {folder}"), &failure))?;
-        let names = found.iter().filter_map(|path| self.name(path));
-        let mut names: Vec<String> = names.collect();
-        names.sort_unstable();
-        Ok(names)
+        let objects = found.iter().filter_map(|found| {
+            Some(Object {
+                name: self.name(&found.location)?,
+                bytes: found.size,
+            })
+        });
+        let mut objects: Vec<Object> = objects.collect();
+        objects.sort_unstable_by(|one, other| one.name.cmp(&other.name));
+        Ok(objects)
     }
 
     /// Removes an object; a missing one is no error.
@@ -292,10 +325,23 @@ fn client(url: &Url, limit: Duration) -> Result<(Box<dyn ObjectStore>, Path), ob
     Ok((store, path))
 }
 
-/// Creates a folder for this user alone, or checks that an existing one is.
-fn private_folder(path: &std::path::Path) -> Result<(), String> {
-    let made = durable::create_parents(path).and_then(|()| durable::create_folder(path));
-    made.map_err(|error| chain(&error))?;
+/// Returns true for the address of object storage, valid or not; any other text is a path.
+pub(crate) fn is_address(text: &str) -> bool {
+    let scheme = text.split_once("://").map(|(scheme, _)| scheme);
+    scheme.is_some_and(|scheme| SCHEMES.contains(&scheme))
+}
+
+/// Returns an address without the credentials that it may contain.
+pub(crate) fn without_secrets(address: &str) -> String {
+    let (place, _) = address.split_once('?').unwrap_or((address, ""));
+    match (place.split_once("://"), place.rsplit_once('@')) {
+        (Some((scheme, _)), Some((_, place))) => format!("{scheme}://…@{place}"),
+        _ => place.to_owned(),
+    }
+}
+
+/// Checks that a folder is for this user alone.
+fn check_private(path: &std::path::Path) -> Result<(), String> {
     let found = fs::metadata(path).map_err(|error| error.to_string())?;
     let is_ours = found.uid() == nix::unistd::geteuid().as_raw();
     if is_ours && found.mode().trailing_zeros() >= 6 {

@@ -1,13 +1,13 @@
 //! The object that makes an image whole: the names of its packs, and its manifest.
 //!
 //! ```text
-//! images/000012-<16 digits>   a JSON list of the packs' names, a line feed, the manifest as in a store
-//! packs/000003-<32 digits>    64 bytes that are not used, then chunks, as in a store's pack
+//! images/000012-000003-<16 digits>   a JSON list of the packs' names, a line feed, the manifest as in a store
+//! packs/000003-<32 digits>           64 bytes that are not used, then chunks, as in a store's pack
 //! ```
 //! The digits are those of the content's BLAKE3, so equal content is stored once and an interrupted upload continues.
-//! A pack's name begins with the tenure of its upload. A supervisor relies on the packs of images in the run's state and
-//! on those of its own tenure. So a request to remove a pack, sent by a supervisor that has lost the lease since, never
-//! hits a pack that is needed: it removes packs of no image, and none of a later tenure.
+//! The number before them is the series of the upload. A supervisor relies on the objects of images in the run's state
+//! and on those of its own series. So a request to remove an object, sent by a supervisor that has lost the lease since,
+//! never hits one that is needed: it removes objects of no image, and none of a later series.
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -30,12 +30,17 @@ pub(super) const PACKS: &str = "packs";
 pub struct RemoteImage {
     /// Name of the object with its manifest.
     pub object: String,
-    /// Number of the image in the store that it was uploaded from.
-    pub number: u64,
+    /// Number of the image in the store that it was uploaded from. A store that it comes to has no higher one then, so
+    /// later images of the run have higher numbers.
+    pub id: ImageId,
     /// Start of the image, in milliseconds since 1970 UTC.
     pub created_unix_ms: u64,
     /// Total length of its streams.
     pub raw_bytes: u64,
+    /// Note of its pin, possibly empty; `None` if it is not pinned.
+    pub pinned: Option<String>,
+    /// True if the run has continued from an older image since.
+    pub abandoned: bool,
 }
 
 /// Image in object storage.
@@ -47,31 +52,29 @@ pub(super) struct ImageObject {
 }
 
 impl ImageObject {
-    pub(super) fn encode(&self, secrets: Option<&Secrets>) -> Result<(String, Bytes), String> {
+    pub(super) fn encode(
+        &self,
+        series: u64,
+        secrets: Option<&Secrets>,
+    ) -> Result<(String, Bytes), String> {
         let mut content = serde_json::to_vec(&self.packs).map_err(|error| error.to_string())?;
         content.push(b'\n');
         let manifest = manifest_file::encode(&self.manifest, secrets);
         content.extend(manifest.map_err(|error| error.to_string())?);
-        let name = format!("{IMAGES}/{}-{}", self.manifest.id, digits(&content, 16));
+        let digits = digits(&content, 16);
+        let name = format!("{IMAGES}/{}-{series:06}-{digits}", self.manifest.id);
         Ok((name, Bytes::from(content)))
     }
 
     pub(super) fn read(
         bucket: &Bucket,
-        object: &str,
-        number: u64,
+        image: &RemoteImage,
         secrets: Option<&Secrets>,
     ) -> Result<Self, RemoteError> {
-        let damaged = |reason: &dyn std::fmt::Display| bucket.damaged(object, reason);
-        let content = bucket
-            .get(object)?
-            .ok_or_else(|| damaged(&"it is missing"))?;
-        let end = content.iter().position(|byte| *byte == b'\n');
-        let (list, manifest) = content.split_at(end.ok_or_else(|| damaged(&"it has no list"))?);
-        let packs: Vec<String> = serde_json::from_slice(list).map_err(|error| damaged(&error))?;
-        let id = ImageId::new(number).ok_or_else(|| damaged(&"it has no valid number"))?;
+        let damaged = |reason: &dyn std::fmt::Display| bucket.damaged(&image.object, reason);
+        let (packs, manifest) = read_parts(bucket, &image.object)?;
         let manifest =
-            manifest_file::decode(&manifest[1..], id, secrets).map_err(|error| match error {
+            manifest_file::decode(&manifest, image.id, secrets).map_err(|error| match error {
                 ManifestError::Encrypted
                 | ManifestError::NotEncrypted
                 | ManifestError::OtherKey => RemoteError::Key {
@@ -80,9 +83,7 @@ impl ImageObject {
                 },
                 error => damaged(&crate::printable::chain(&error)),
             })?;
-        let is_whole =
-            packs.len() == manifest.packs.len() && packs.iter().all(|name| is_pack(name));
-        if is_whole {
+        if packs.len() == manifest.packs.len() {
             Ok(Self { packs, manifest })
         } else {
             Err(damaged(&"its list of packs does not match its manifest"))
@@ -90,18 +91,48 @@ impl ImageObject {
     }
 }
 
-/// Returns the name of a pack with this content.
-pub(super) fn pack_name(tenure: u64, content: &[u8]) -> String {
-    format!("{PACKS}/{tenure:06}-{}", digits(content, 32))
+/// Returns the names of an image's packs, for which no key is needed.
+pub(crate) fn packs_of(bucket: &Bucket, image: &RemoteImage) -> Result<Vec<String>, RemoteError> {
+    Ok(read_parts(bucket, &image.object)?.0)
 }
 
-/// Returns the tenure in which a pack was uploaded.
-pub(super) fn tenure_of(pack: &str) -> Option<u64> {
-    let (tenure, _) = pack
-        .strip_prefix(PACKS)?
-        .strip_prefix('/')?
-        .split_once('-')?;
-    tenure.parse().ok()
+/// Returns an image's manifest.
+pub(crate) fn read_manifest(
+    bucket: &Bucket,
+    image: &RemoteImage,
+    secrets: Option<&Secrets>,
+) -> Result<Manifest, RemoteError> {
+    Ok(ImageObject::read(bucket, image, secrets)?.manifest)
+}
+
+/// Returns the names of an image's packs, and its manifest as it is stored.
+fn read_parts(bucket: &Bucket, object: &str) -> Result<(Vec<String>, Bytes), RemoteError> {
+    let damaged = |reason: &dyn std::fmt::Display| bucket.damaged(object, reason);
+    let content = bucket
+        .get(object)?
+        .ok_or_else(|| damaged(&"it is missing"))?;
+    let end = content.iter().position(|byte| *byte == b'\n');
+    let end = end.ok_or_else(|| damaged(&"it has no list"))?;
+    let packs: Vec<String> =
+        serde_json::from_slice(&content[..end]).map_err(|error| damaged(&error))?;
+    if packs.iter().all(|name| is_pack(name)) {
+        Ok((packs, content.slice(end + 1..)))
+    } else {
+        Err(damaged(&"its list has other names than those of packs"))
+    }
+}
+
+/// Returns the name of a pack with this content.
+pub(super) fn pack_name(series: u64, content: &[u8]) -> String {
+    format!("{PACKS}/{series:06}-{}", digits(content, 32))
+}
+
+/// Returns the series of an image's object or of a pack; `None` if it is neither.
+pub(super) fn series_of(object: &str) -> Option<u64> {
+    let (folder, name) = object.split_once('/')?;
+    let mut parts = name.rsplit('-').skip(1);
+    let series = parts.next()?;
+    (folder == IMAGES || folder == PACKS).then(|| series.parse().ok())?
 }
 
 /// Returns the beginning of every pack: the places of chunks are those of a pack in a store.
@@ -112,7 +143,8 @@ pub(super) fn pack_beginning() -> Vec<u8> {
 /// Returns true for a name that [`pack_name`] makes: the list is not trusted.
 fn is_pack(name: &str) -> bool {
     let digits = name.rsplit_once('-').map_or("", |(_, digits)| digits);
-    tenure_of(name).is_some()
+    name.starts_with(PACKS)
+        && series_of(name).is_some()
         && digits.len() == 32
         && digits.bytes().all(|byte| byte.is_ascii_hexdigit())
         && name.matches('/').count() == 1

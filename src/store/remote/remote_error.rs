@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use crate::store::{CompanionError, ReadError, WriteError};
+use crate::store::{CompanionError, ForgetError, ImageId, PinError, ReadError, WriteError};
 
 /// Error of the remote store.
 #[derive(Debug, thiserror::Error)]
@@ -29,6 +29,71 @@ pub enum RemoteError {
         /// The reason, without secrets.
         reason: String,
     },
+    /// An image could not be downloaded.
+    #[error("{url}: cannot download image {image}: {reason}")]
+    Download {
+        /// The remote store.
+        url: String,
+        /// The image.
+        image: ImageId,
+        /// The reason.
+        reason: String,
+    },
+    /// No run has its images there.
+    #[error("{url}: no run has its images there; check the address, which is that of `remote.url`")]
+    NoRun {
+        /// The remote store.
+        url: String,
+    },
+    /// The run has no such image.
+    #[error("{url}: there is no image {image}; `ckpt-run list` with this --store shows the images")]
+    NoImage {
+        /// The remote store.
+        url: String,
+        /// The image.
+        image: ImageId,
+    },
+    /// The run has images that a new run would remove, but they are pinned.
+    #[error(
+        "{url}: image {image} is pinned, and a run that begins anew removes the images of the former one; unpin it, or \
+         give the new run a folder of its own"
+    )]
+    PinnedBefore {
+        /// The remote store.
+        url: String,
+        /// The image.
+        image: ImageId,
+    },
+    /// A supervisor runs the job, and removes what no image needs itself.
+    #[error(
+        "{url}: the supervisor on {host} runs the job, and removes what no image needs after each upload; `ckpt-run stop` \
+         it to remove it now"
+    )]
+    Held {
+        /// The remote store.
+        url: String,
+        /// Machine of the supervisor that holds the lease.
+        host: String,
+    },
+    /// Other processes have changed the state again and again.
+    #[error(
+        "{url}: other processes change the run's state all the time, nothing was changed; try again"
+    )]
+    Busy {
+        /// The remote store.
+        url: String,
+    },
+    /// Named images that must stay, or do not exist.
+    #[error("{url}: {source}")]
+    Forget {
+        /// The remote store.
+        url: String,
+        /// The reason.
+        source: ForgetError,
+    },
+    /// The image cannot be pinned.
+    #[error(transparent)]
+    Pin(#[from] PinError),
     /// The server replaces existing objects.
     #[error(
         "{url}: the server has replaced an object that was to be created only if it did not exist; two machines could \

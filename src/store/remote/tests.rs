@@ -84,8 +84,20 @@ fn create(path: &Path, key: Option<&Key>) -> Store {
     Store::create_or_open_with(path, key).unwrap()
 }
 
+/// Offers an image to a store under its next number.
+fn offer(
+    bucket: &Bucket,
+    image: &RemoteImage,
+    store: &Store,
+    lock: &StoreLock,
+) -> Result<ImageId, RemoteError> {
+    let id = download::next_number(image, None, store)?;
+    download::offer(bucket, image, id, store, lock).map(|()| id)
+}
+
 /// Waits until a download is an ordinary image.
 fn complete(store: &Store, id: ImageId) {
+    store.start_download(id).unwrap();
     while store.pending.find(id).is_some() {
         std::thread::yield_now();
     }
@@ -102,7 +114,7 @@ fn an_image_comes_back_equal_in_another_store() {
     let other = create(&scene.folder.path().join("other"), None);
     write(&other, &[("earlier", b"image".to_vec())]);
     let lock = other.lock().unwrap();
-    let id = download::begin(&scene.bucket, &image, &other, &lock).unwrap();
+    let id = offer(&scene.bucket, &image, &other, &lock).unwrap();
     assert_eq!(id.number(), 2);
     // Readable at once, whatever has arrived.
     for (name, content) in &contents {
@@ -133,7 +145,7 @@ fn an_encrypted_image_needs_its_key_elsewhere() {
     let other = |name: &str, key: Option<&Key>| {
         let store = create(&scene.folder.path().join(name), key);
         let lock = store.lock().unwrap();
-        let begun = download::begin(&scene.bucket, &image, &store, &lock);
+        let begun = offer(&scene.bucket, &image, &store, &lock);
         begun.map(|id| read_stream(&store, id, "pages-1.img"))
     };
     assert_eq!(other("same", Some(&key(1))).unwrap(), contents[0].1);
@@ -227,7 +239,7 @@ fn garbage_of_the_remote_store_is_removed() {
     uploads.remove_garbage(images).unwrap();
     let other = create(&scene.folder.path().join("other"), None);
     let lock = other.lock().unwrap();
-    let id = download::begin(&scene.bucket, &image, &other, &lock).unwrap();
+    let id = offer(&scene.bucket, &image, &other, &lock).unwrap();
     assert!(read_stream(&other, id, "a") == noise(1, 1 << 20));
     assert!(read_stream(&other, id, "d") == noise(4, 1 << 20));
 }
@@ -245,7 +257,7 @@ fn damaged_objects_are_refused_and_leave_no_image() {
         fs::write(&pack, content).unwrap();
         let store = create(&scene.folder.path().join(number.to_string()), None);
         let lock = store.lock().unwrap();
-        let id = download::begin(&scene.bucket, &image, &store, &lock).unwrap();
+        let id = offer(&scene.bucket, &image, &store, &lock).unwrap();
         let error = store
             .read(id)
             .unwrap()
@@ -266,7 +278,7 @@ fn damaged_objects_are_refused_and_leave_no_image() {
     fs::write(&object, &manifest).unwrap();
     let store = create(&scene.folder.path().join("manifest"), None);
     let lock = store.lock().unwrap();
-    let refused = download::begin(&scene.bucket, &image, &store, &lock).unwrap_err();
+    let refused = offer(&scene.bucket, &image, &store, &lock).unwrap_err();
     assert!(matches!(refused, RemoteError::Damaged { .. }), "{refused}");
 }
 
@@ -290,7 +302,7 @@ fn an_accompanying_file_becomes_a_stream() {
         .unwrap();
     let other = create(&scene.folder.path().join("other"), None);
     let lock = other.lock().unwrap();
-    let id = download::begin(&scene.bucket, &image, &other, &lock).unwrap();
+    let id = offer(&scene.bucket, &image, &other, &lock).unwrap();
     assert!(read_stream(&other, id, "rest/0") == noise(5, CHUNK_BYTES + 7)[..CHUNK_BYTES + 3]);
     assert_eq!(read_stream(&other, id, "a"), b"job");
 }

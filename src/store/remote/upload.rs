@@ -40,7 +40,7 @@ const UPLOADS: usize = 4;
 /// Upload of images to a remote store, one after the other.
 pub(crate) struct Uploads {
     bucket: Bucket,
-    tenure: u64,
+    series: u64,
     /// Names and lengths of the packs that hold the chunks in `places`.
     packs: Vec<(String, u64)>,
     places: HashMap<Hash, Stored>,
@@ -52,29 +52,30 @@ pub(crate) struct Uploads {
 }
 
 impl Uploads {
-    /// Reads which packs the remote store has, and where the chunks of these images are. New packs are named after the
-    /// tenure; packs of the same tenure are used again.
+    /// Reads which packs the remote store has, and where the chunks of these images are. New objects are named after
+    /// the series; packs of the same series are used again.
     pub(crate) fn begin(
         bucket: &Bucket,
-        tenure: u64,
+        series: u64,
         images: &[RemoteImage],
         secrets: Option<&Secrets>,
         bytes_per_second: Option<u64>,
     ) -> Result<Self, RemoteError> {
         let mut uploads = Self {
             bucket: bucket.clone(),
-            tenure,
+            series,
             packs: Vec::new(),
             places: HashMap::new(),
             images: HashMap::new(),
             existing: [bucket.list(PACKS, None)?, bucket.list(IMAGES, None)?]
                 .concat()
                 .into_iter()
+                .map(|object| object.name)
                 .collect(),
             pace: Pace::new(bytes_per_second),
         };
         for image in images {
-            let object = ImageObject::read(bucket, &image.object, image.number, secrets)?;
+            let object = ImageObject::read(bucket, image, secrets)?;
             uploads.know(&image.object, &object);
         }
         Ok(uploads)
@@ -124,7 +125,7 @@ impl Uploads {
         )?;
         let object = self.object(manifest);
         let (name, content) = object
-            .encode(store.secrets())
+            .encode(self.series, store.secrets())
             .map_err(|reason| self.bucket.damaged("the image's object", reason))?;
         if !self.existing.contains(&name) {
             sent.add(content.len());
@@ -133,9 +134,11 @@ impl Uploads {
         self.know(&name, &object);
         Ok(RemoteImage {
             object: name,
-            number: source.id.number(),
+            id: source.id,
             created_unix_ms: source.created_unix_ms,
             raw_bytes: object.manifest.raw_bytes,
+            pinned: None,
+            abandoned: false,
         })
     }
 
@@ -287,7 +290,7 @@ impl Uploads {
 
     /// Uploads a pack; returns its name and length.
     fn put(&self, content: Vec<u8>, sent: &ByteCounter) -> Result<(String, u64), RemoteError> {
-        let name = pack_name(self.tenure, &content);
+        let name = pack_name(self.series, &content);
         let len = content.len();
         if !self.existing.contains(&name) {
             self.pace.wait(len);

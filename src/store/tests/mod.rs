@@ -13,7 +13,7 @@ pub(super) mod old_formats;
 #[cfg(test)]
 pub(super) mod properties;
 #[cfg(test)]
-pub(super) mod support;
+pub(crate) mod support;
 #[cfg(test)]
 mod whole_store;
 #[cfg(test)]

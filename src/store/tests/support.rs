@@ -7,6 +7,7 @@ use std::path::Path;
 use std::process::{self, Command, Stdio};
 use std::time::Duration;
 
+pub(crate) use crate::store::format::codec::tests::noise;
 use crate::store::format::manifest::Content;
 use crate::store::format::pack::PackName;
 use crate::store::{Effort, ImageId, Manifest, Policy, Store, StoreLock, WriteError, WriteOptions};

@@ -372,6 +372,8 @@ pub(crate) fn next_image(
             });
         newest = newest.max(images.max());
     }
+    let pending = store.pending.all().into_iter();
+    newest = newest.max(pending.map(|image| image.manifest().id).max());
     match newest {
         None => Ok(ImageId::FIRST),
         Some(newest) => newest.next().ok_or(WriteError::NumbersExhausted),

@@ -89,6 +89,12 @@ impl Effects {
                 || restore_image::bring_back(&context, &standby, &sandbox, &streams, candidate);
             let result =
                 catch_unwind(AssertUnwindSafe(restore)).unwrap_or(Err(RestoreError::Panicked));
+            let failure = result.as_ref().err();
+            if let Some(remote) = &context.remote
+                && failure.is_none_or(RestoreError::job_may_have_run)
+            {
+                remote.has_returned();
+            }
             report(&inbox, Event::RestoreEnded(Box::new(result)));
         };
         match on_thread("restore", work) {

@@ -162,7 +162,7 @@ fn a_second_supervisor_waits_for_the_lease() {
     other.wait_for("err", "for the lease of s3://");
     assert_eq!(other.text("out"), "");
     kill(run);
-    other.wait_for("err", "downloading the newest image of the run");
+    other.wait_for("err", "the run continues from its images in");
     second.assert_result(&mut waiting, &place, &first.checksum());
     let said = other.text("err");
     assert_eq!(said.matches("for the lease of").count(), 1, "{said}");

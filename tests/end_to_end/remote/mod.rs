@@ -1,10 +1,11 @@
-//! Runs whose images are also in a remote store: continuation elsewhere, the lease, uploads.
+//! Runs whose images are also in a remote store: continuation elsewhere, older images, the lease, uploads.
 //!
 //! The remote store is a folder (`remote_folder`), or a bucket of an S3 server that is not ours, on loopback
 //! (`s3_server`). "Another machine" is an empty store: that of another folder, or that of the same folder, emptied.
 
 mod continuation;
 mod leases;
+mod older_images;
 mod remote_folder;
 mod s3_server;
 mod steps_job;

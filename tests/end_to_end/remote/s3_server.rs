@@ -5,7 +5,7 @@ use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
@@ -143,6 +143,8 @@ struct Shared {
     is_closed: AtomicBool,
     /// Requests that write packs end their connections.
     refuses_packs: AtomicBool,
+    /// Number of requests that read packs.
+    pack_reads: AtomicUsize,
     connections: Mutex<Vec<TcpStream>>,
 }
 
@@ -174,6 +176,11 @@ impl Gate {
     /// Makes all uploads of packs fail. Everything else works.
     pub(super) fn refuse_packs(&self) {
         self.shared.refuses_packs.store(true, Ordering::SeqCst);
+    }
+
+    /// Returns the number of requests that have read packs, or parts of them.
+    pub(super) fn pack_reads(&self) -> usize {
+        self.shared.pack_reads.load(Ordering::SeqCst)
     }
 
     /// Makes the server reachable again, for everything.
@@ -214,10 +221,13 @@ impl Shared {
             let len = requests.read(&mut buffer)?;
             let bytes = &buffer[..len];
             let line = bytes.split(|byte| *byte == b'\r').next().unwrap_or(bytes);
-            let is_pack =
-                line.starts_with(b"PUT ") && line.windows(7).any(|part| part == b"/packs/");
-            if len == 0 || is_pack && self.refuses_packs.load(Ordering::SeqCst) {
+            let is_pack = line.windows(7).any(|part| part == b"/packs/");
+            let is_write = is_pack && line.starts_with(b"PUT ");
+            if len == 0 || is_write && self.refuses_packs.load(Ordering::SeqCst) {
                 return Ok(());
+            }
+            if is_pack && line.starts_with(b"GET ") {
+                self.pack_reads.fetch_add(1, Ordering::SeqCst);
             }
             server.write_all(bytes)?;
         }

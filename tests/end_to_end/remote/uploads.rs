@@ -38,6 +38,10 @@ fn a_stop_waits_for_the_upload() {
     second.assert_result(&mut run, &place, &first.checksum());
     assert!(!other.text("out").contains("step"), "{}", other.text("out"));
     let said = other.text("err");
+    assert!(
+        said.contains("restored image=000002"),
+        "the same number: {said}"
+    );
     assert!(!said.contains("for the lease of"), "{said}");
 }
 

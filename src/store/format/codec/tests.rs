@@ -4,7 +4,7 @@ use super::byte_planes::{Plan, Width};
 use super::*;
 
 /// Generates bytes that do not compress, determined by the seed.
-pub(in crate::store) fn noise(seed: u64, len: usize) -> Vec<u8> {
+pub(crate) fn noise(seed: u64, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     let mut hasher = blake3::Hasher::new();
     hasher.update(&seed.to_le_bytes());

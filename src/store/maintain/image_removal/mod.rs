@@ -143,33 +143,7 @@ impl Store {
         ids: &[ImageId],
         continues_from: GoesOn<'_>,
     ) -> Result<Vec<Planned>, ForgetError> {
-        let candidates = self.candidates(continues_from)?;
-        let there: HashSet<ImageId> = candidates.iter().map(|image| image.id).collect();
-        let named: HashSet<ImageId> = ids.iter().copied().collect();
-        refuse(named.difference(&there), |images| ForgetError::Missing {
-            images,
-        })?;
-        let pinned = candidates
-            .iter()
-            .filter(|image| image.pin == Pin::Pinned && named.contains(&image.id));
-        refuse(pinned.map(|image| &image.id), |images| {
-            ForgetError::Pinned { images }
-        })?;
-        if let Some(image) = newest_good(&candidates).filter(|image| named.contains(image)) {
-            return Err(ForgetError::Newest { image });
-        }
-        if let Some(image) = current(&candidates).filter(|image| named.contains(image)) {
-            return Err(ForgetError::Current { image });
-        }
-        let plan = candidates.iter().map(|image| Planned {
-            id: image.id,
-            fate: if named.contains(&image.id) {
-                Fate::Removed(RemovedBy::Name)
-            } else {
-                Fate::Kept(KeptBy::Unnamed)
-            },
-        });
-        Ok(plan.collect())
+        plan_named(&self.candidates(continues_from)?, ids)
     }
 
     /// Removes the images that the plan removes, and the data that only they needed.
@@ -267,6 +241,39 @@ impl Store {
             (Ok(None) | Err(_), _) => Condition::Unknown,
         }
     }
+}
+
+/// Plans to remove these images, regardless of the rules.
+pub(crate) fn plan_named(
+    candidates: &[Candidate],
+    ids: &[ImageId],
+) -> Result<Vec<Planned>, ForgetError> {
+    let there: HashSet<ImageId> = candidates.iter().map(|image| image.id).collect();
+    let named: HashSet<ImageId> = ids.iter().copied().collect();
+    refuse(named.difference(&there), |images| ForgetError::Missing {
+        images,
+    })?;
+    let pinned = candidates
+        .iter()
+        .filter(|image| image.pin == Pin::Pinned && named.contains(&image.id));
+    refuse(pinned.map(|image| &image.id), |images| {
+        ForgetError::Pinned { images }
+    })?;
+    if let Some(image) = newest_good(candidates).filter(|image| named.contains(image)) {
+        return Err(ForgetError::Newest { image });
+    }
+    if let Some(image) = current(candidates).filter(|image| named.contains(image)) {
+        return Err(ForgetError::Current { image });
+    }
+    let plan = candidates.iter().map(|image| Planned {
+        id: image.id,
+        fate: if named.contains(&image.id) {
+            Fate::Removed(RemovedBy::Name)
+        } else {
+            Fate::Kept(KeptBy::Unnamed)
+        },
+    });
+    Ok(plan.collect())
 }
 
 fn newest_good(images: &[Candidate]) -> Option<ImageId> {
