@@ -95,7 +95,7 @@ pub(super) enum Verb {
     },
     /// Repair damaged images from intact copies of their data; remove those that cannot be repaired
     Repair(store::repair::RepairArguments),
-    /// Copy an image into another store
+    /// Copy an image, or all, into another store
     Copy(store::copy::CopyArguments),
     /// Write an image to one file, for `import`
     Export(store::export_import::ExportArguments),

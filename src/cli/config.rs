@@ -100,7 +100,7 @@ fn check(global: &Global, file: Option<PathBuf>) -> Result<ExitCode, Failure> {
 }
 
 fn show(global: &Global, with_origins: bool) -> Result<ExitCode, Failure> {
-    let loaded = global.load(Vec::new())?;
+    let loaded = global.load_for_any_store(Vec::new())?;
     match (global.json, with_origins) {
         (false, false) => print::print(&loaded.to_toml()),
         (false, true) => print::print(&loaded.to_toml_with_origins()),

@@ -4,14 +4,18 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 
+use super::store::any_store::AnyStore;
 use crate::config::{Config, ConfigError, Loaded, LogLevel, Override, Sources};
 use crate::run::{OURS, chain, read_key};
 use crate::store::Store;
+use crate::store::remote::bucket::{is_address, without_secrets};
 
 /// Options of every verb.
 #[derive(Debug, Args)]
 pub(super) struct Global {
-    /// Folder of the images [default: ./.ckpt-run]
+    /// Folder of the images [default: ./.ckpt-run]; list, show, diff, verify, copy, pin, unpin,
+    /// forget and prune also take the address of a run in object storage, such as
+    /// `s3://BUCKET/FOLDER`
     #[arg(long, global = true, value_name = "PATH")]
     pub(super) store: Option<String>,
     /// File with settings, instead of ./ckpt-run.toml
@@ -32,8 +36,20 @@ pub(super) struct Global {
 }
 
 impl Global {
-    /// Loads the settings, with these flags in precedence over everything else.
-    pub(super) fn load(&self, overrides: Vec<Override>) -> Result<Loaded, ConfigError> {
+    /// Loads the settings of a verb whose store is a folder, with these flags in precedence over everything else.
+    pub(super) fn load(&self, overrides: Vec<Override>) -> Result<Loaded, Failure> {
+        let loaded = self.load_for_any_store(overrides)?;
+        match object_storage(&loaded.config) {
+            None => Ok(loaded),
+            Some(url) => Err(refusal(url)),
+        }
+    }
+
+    /// Loads the settings like [`load`](Self::load), also with a store in object storage.
+    pub(super) fn load_for_any_store(
+        &self,
+        overrides: Vec<Override>,
+    ) -> Result<Loaded, ConfigError> {
         let overrides = self.overrides(overrides);
         crate::config::load(&Sources::from_process(self.config.clone(), overrides)?)
     }
@@ -59,9 +75,27 @@ impl Global {
         }
     }
 
-    /// Opens the existing store.
-    pub(super) fn open(&self) -> Result<Store, Failure> {
-        open(&self.load(Vec::new())?.config)
+    /// Opens the existing store, which is a folder or in object storage.
+    pub(super) fn open(&self) -> Result<AnyStore, Failure> {
+        AnyStore::open(&self.load_for_any_store(Vec::new())?.config)
+    }
+}
+
+/// Returns the address of the store if it is in object storage.
+pub(super) fn object_storage(config: &Config) -> Option<&str> {
+    config.store.to_str().filter(|store| is_address(store))
+}
+
+/// Returns the failure of a verb that needs a folder.
+fn refusal(url: &str) -> Failure {
+    let url = without_secrets(url);
+    Failure {
+        text: format!(
+            "the store {url} is in object storage, and this verb needs a folder; to use an image from there, copy it: \
+             ckpt-run --store {url} copy latest --to FOLDER; a run has its store in a folder and its copies there with \
+             --remote {url}"
+        ),
+        code: OURS,
     }
 }
 

@@ -5,7 +5,6 @@ use std::process::ExitCode;
 
 use serde::Serialize;
 
-use super::image_names::find;
 use crate::cli::global::{Failure, Global};
 use crate::cli::print;
 use crate::cli::print::plain;
@@ -102,7 +101,7 @@ impl ChunkBytes {
 
 pub(crate) fn run(global: &Global, from: &str, to: &str) -> Result<ExitCode, Failure> {
     let store = global.open()?;
-    let [from, to] = [find(&store, from)?, find(&store, to)?];
+    let [from, to] = [store.find(from)?, store.find(to)?];
     let (older, newer) = (store.manifest(from)?, store.manifest(to)?);
     let [before, after]: [ImageFacts; 2] = [
         serde_json::from_slice(&older.meta)?,

@@ -5,11 +5,12 @@ use std::process::ExitCode;
 use clap::Args;
 use serde::Serialize;
 
-use super::image_names::find;
-use crate::cli::global::{Failure, Global, open};
+use super::any_store::AnyStore;
+use crate::cli::global::{Failure, Global};
 use crate::cli::print;
 use crate::clock;
 use crate::config::Override;
+use crate::remote_run::Removal;
 use crate::run::{RunState, remove_held, size};
 use crate::snapshot::policy;
 use crate::store::{Effort, Fate, GoesOn, ImageId, Planned};
@@ -58,8 +59,9 @@ impl ForgetArguments {
 struct Report {
     dry_run: bool,
     images: Vec<Line>,
-    /// Disk space released; for a dry run, the minimum that would be released.
-    bytes: u64,
+    /// Disk space released; for a dry run, the minimum that would be released. `None` in object storage, where the
+    /// objects are removed later.
+    bytes: Option<u64>,
 }
 
 #[derive(Serialize)]
@@ -70,8 +72,26 @@ struct Line {
 }
 
 pub(crate) fn run(global: &Global, arguments: &ForgetArguments) -> Result<ExitCode, Failure> {
-    let config = global.load(arguments.overrides())?.config;
-    let store = open(&config)?;
+    let config = global.load_for_any_store(arguments.overrides())?.config;
+    let place = AnyStore::open(&config)?;
+    let ids = arguments.images.iter().map(|name| place.find(name));
+    let ids: Vec<ImageId> = ids.collect::<Result<_, _>>()?;
+    let store = match place {
+        AnyStore::Folder(store) => store,
+        AnyStore::Remote(remote) => {
+            let rules = policy(&config.retention);
+            let removal = match &ids[..] {
+                [] => Removal::Rules(&rules),
+                ids => Removal::Named(ids),
+            };
+            let plan = if arguments.dry_run {
+                remote.plan(removal)?
+            } else {
+                remote.forget(removal)?
+            };
+            return report(global, arguments.dry_run, &plan, None);
+        }
+    };
     // The lock comes first, so that the plan matches the store.
     let lock = if arguments.dry_run {
         None
@@ -84,11 +104,10 @@ pub(crate) fn run(global: &Global, arguments: &ForgetArguments) -> Result<ExitCo
         let run = run.as_ref();
         run.is_none_or(|run| run.goes_on_from_numbered(id, meta))
     };
-    let plan = if arguments.images.is_empty() {
+    let plan = if ids.is_empty() {
         store.plan(&policy(&config.retention), &clock::local(), goes_on)?
     } else {
-        let ids = arguments.images.iter().map(|name| find(&store, name));
-        store.plan_named(&ids.collect::<Result<Vec<_>, _>>()?, goes_on)?
+        store.plan_named(&ids, goes_on)?
     };
     let (plan, bytes) = match lock {
         None => {
@@ -108,7 +127,7 @@ pub(crate) fn run(global: &Global, arguments: &ForgetArguments) -> Result<ExitCo
             (done.collect(), forgotten.swept.bytes)
         }
     };
-    report(global, arguments.dry_run, &plan, bytes)
+    report(global, arguments.dry_run, &plan, Some(bytes))
 }
 
 fn removed(plan: &[Planned]) -> Vec<ImageId> {
@@ -120,7 +139,7 @@ fn report(
     global: &Global,
     dry_run: bool,
     plan: &[Planned],
-    bytes: u64,
+    bytes: Option<u64>,
 ) -> Result<ExitCode, Failure> {
     let line = |planned: &Planned| Line {
         id: planned.id,
@@ -140,6 +159,10 @@ fn report(
     } else {
         ("removed", "")
     };
+    let freed = match bytes {
+        Some(bytes) => format!(", {least}{} freed", size(bytes)),
+        None => "; the run's next upload, or `ckpt-run prune`, removes their objects".to_owned(),
+    };
     let lines = plan.iter().map(|planned| {
         let (id, reason) = (planned.id, planned.fate.reason());
         let what = match planned.fate {
@@ -150,9 +173,6 @@ fn report(
     });
     print::print(&lines.collect::<String>())?;
     let count = removed(plan).len();
-    print::say(&format!(
-        "images {goes}: {count}, {least}{} freed",
-        size(bytes)
-    ));
+    print::say(&format!("images {goes}: {count}{freed}"));
     Ok(ExitCode::SUCCESS)
 }

@@ -110,13 +110,24 @@ pub(crate) fn find(store: &Store, name: &str) -> Result<ImageId, Failure> {
             .images()?
             .into_iter()
             .rfind(|image| image.damaged.is_none());
-        return newest.map(|image| image.id).ok_or_else(|| Failure {
-            text: format!("there is no image in {}", shown(store.path())),
-            code: OURS,
-        });
+        let newest = newest.map(|image| image.id);
+        return newest.ok_or_else(|| no_image(&shown(store.path())));
     }
+    number(name)
+}
+
+/// Returns the image with this number.
+pub(super) fn number(name: &str) -> Result<ImageId, Failure> {
     name.parse::<ImageId>().map_err(|error| Failure {
         text: format!("{error}, nor `latest`"),
         code: OURS,
     })
+}
+
+/// Returns the failure of a search for the newest image.
+pub(super) fn no_image(store: &str) -> Failure {
+    Failure {
+        text: format!("there is no image in {store}"),
+        code: OURS,
+    }
 }

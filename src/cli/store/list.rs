@@ -6,16 +6,15 @@ use std::time::Duration;
 use comfy_table::{CellAlignment, Table, TableStyle};
 
 use super::image_names::{Life, Summary};
-use crate::cli::global::{Failure, Global, shown};
+use crate::cli::global::{Failure, Global};
 use crate::cli::print;
 use crate::clock;
 use crate::history::time_in_words;
-use crate::run::{RunState, size};
+use crate::run::size;
 
 pub(crate) fn run(global: &Global) -> Result<ExitCode, Failure> {
     let store = global.open()?;
-    // A state that cannot be read is reported by the run that needs it.
-    let run = RunState::load(store.path()).ok().flatten();
+    let run = store.run();
     let images = store.images()?;
     let images = images.iter().map(|image| Summary::of(image, run.as_ref()));
     let images: Vec<Summary> = images.collect();
@@ -23,7 +22,7 @@ pub(crate) fn run(global: &Global) -> Result<ExitCode, Failure> {
         return print::print_json(&images);
     }
     if images.is_empty() {
-        print::say(&format!("no images in {} yet", shown(store.path())));
+        print::say(&format!("no images in {} yet", store.shown()));
         return Ok(ExitCode::SUCCESS);
     }
     print::print(&format!("{}\n", table(&images).trim_fmt()))

@@ -1,5 +1,6 @@
 //! Verbs that read or change a store: list, show, diff, verify, repair, copy, export, pin, forget, prune.
 
+pub(super) mod any_store;
 pub(super) mod copy;
 pub(super) mod diff;
 pub(super) mod export_import;

@@ -6,14 +6,17 @@ use std::process::ExitCode;
 
 use serde_json::json;
 
-use super::image_names::find;
+use super::any_store::AnyStore;
 use crate::cli::global::{Failure, Global};
 use crate::cli::print;
 
 pub(crate) fn pin(global: &Global, image: &str, note: &str) -> Result<ExitCode, Failure> {
     let store = global.open()?;
-    let id = find(&store, image)?;
-    store.pin(id, note)?;
+    let id = store.find(image)?;
+    match &store {
+        AnyStore::Folder(store) => store.pin(id, note)?,
+        AnyStore::Remote(remote) => remote.pin(id, note)?,
+    }
     if global.json {
         return print::print_json(&json!({ "id": id, "pinned": true }));
     }
@@ -22,8 +25,11 @@ pub(crate) fn pin(global: &Global, image: &str, note: &str) -> Result<ExitCode, 
 
 pub(crate) fn unpin(global: &Global, image: &str) -> Result<ExitCode, Failure> {
     let store = global.open()?;
-    let id = find(&store, image)?;
-    let was_pinned = store.unpin(id)?;
+    let id = store.find(image)?;
+    let was_pinned = match &store {
+        AnyStore::Folder(store) => store.unpin(id)?,
+        AnyStore::Remote(remote) => remote.unpin(id)?,
+    };
     if global.json {
         return print::print_json(&json!({ "id": id, "pinned": false, "was_pinned": was_pinned }));
     }

@@ -3,9 +3,12 @@
 use std::process::ExitCode;
 
 use serde::Serialize;
+use serde_json::json;
 
+use super::any_store::AnyStore;
 use crate::cli::global::{Failure, Global};
 use crate::cli::print;
+use crate::remote_run::{Pruned, RemoteImages};
 use crate::run::{Copies, remove_held, size};
 use crate::store::{ImageId, LockError, Swept};
 
@@ -26,7 +29,10 @@ struct Report {
 }
 
 pub(crate) fn run(global: &Global, dry_run: bool) -> Result<ExitCode, Failure> {
-    let store = global.open()?;
+    let store = match global.open()? {
+        AnyStore::Folder(store) => store,
+        AnyStore::Remote(remote) => return prune_objects(global, &remote, dry_run),
+    };
     let (copies, swept) = match store.lock() {
         Err(LockError::Held { holder, .. }) if dry_run => {
             print::say(&format!(
@@ -56,6 +62,47 @@ pub(crate) fn run(global: &Global, dry_run: bool) -> Result<ExitCode, Failure> {
         return print::print_json(&report);
     }
     print::print(&text(&report))
+}
+
+/// Removes objects of a run in object storage.
+fn prune_objects(
+    global: &Global,
+    remote: &RemoteImages,
+    dry_run: bool,
+) -> Result<ExitCode, Failure> {
+    let pruned = if dry_run {
+        let (pruned, holder) = remote.prunable()?;
+        if let Some(holder) = holder {
+            print::say(&format!(
+                "the supervisor on {} holds the lease, or has not ended it: objects of its present upload are counted",
+                holder.host
+            ));
+        }
+        pruned
+    } else {
+        remote.prune(|holder, left| {
+            print::say(&format!(
+                "waiting {} s to see if the supervisor on {}, which has not ended the lease, renews it",
+                left.as_secs() + 1,
+                holder.host
+            ));
+        })?
+    };
+    let Pruned {
+        manifests,
+        packs,
+        bytes,
+    } = pruned;
+    if global.json {
+        return print::print_json(&json!({
+            "dry_run": dry_run, "manifests": manifests, "packs": packs, "bytes": bytes,
+        }));
+    }
+    let would = if dry_run { "would be " } else { "" };
+    print::print(&format!(
+        "manifests {would}removed: {manifests}\npacks {would}removed: {packs}\nspace {would}freed: {}\n",
+        size(bytes)
+    ))
 }
 
 fn report(dry_run: bool, copies: &Copies, swept: Swept) -> Report {

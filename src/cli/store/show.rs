@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use serde::Serialize;
 
-use super::image_names::{find, note};
+use super::image_names::note;
 use crate::cli::global::{Failure, Global};
 use crate::cli::print;
 use crate::clock;
@@ -38,7 +38,7 @@ pub(super) struct StreamSize<'a> {
 
 pub(crate) fn run(global: &Global, image: &str) -> Result<ExitCode, Failure> {
     let store = global.open()?;
-    let id = find(&store, image)?;
+    let id = store.find(image)?;
     let manifest = store.manifest(id)?;
     let facts: ImageFacts = serde_json::from_slice(&manifest.meta)?;
     let entry = store.images()?.into_iter().find(|entry| entry.id == id);

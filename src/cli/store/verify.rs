@@ -4,8 +4,8 @@ use std::process::ExitCode;
 
 use serde::Serialize;
 
-use super::image_names::find;
-use crate::cli::global::{Failure, Global, open};
+use super::any_store::AnyStore;
+use crate::cli::global::{Failure, Global};
 use crate::cli::print;
 use crate::cli::print::Progress;
 use crate::run::{chain, size};
@@ -80,7 +80,7 @@ impl From<&BadRun> for Run {
             end_chunk: run.chunks.end,
             first_byte: run.bytes.start,
             end_byte: run.bytes.end,
-            pack: run.pack.to_string(),
+            pack: run.pack.clone(),
             problem: run.fault.to_string(),
             text: run.to_string(),
         }
@@ -118,18 +118,22 @@ impl Findings {
 }
 
 pub(crate) fn run(global: &Global, names: &[String]) -> Result<ExitCode, Failure> {
-    let config = global.load(Vec::new())?.config;
-    let store = open(&config)?;
+    let config = global.load_for_any_store(Vec::new())?.config;
+    let store = AnyStore::open(&config)?;
     let named = names
         .iter()
-        .map(|name| find(&store, name))
+        .map(|name| store.find(name))
         .collect::<Result<Vec<_>, _>>()?;
     let images = match &named[..] {
         [] => Selection::All,
         ids => Selection::These(ids),
     };
     let progress = Progress::new("verify", global, &config);
-    let report = store.verify_all(images, &|done, total| progress.show(done, total))?;
+    let show = |done, total| progress.show(done, total);
+    let report = match &store {
+        AnyStore::Folder(store) => store.verify_all(images, &show)?,
+        AnyStore::Remote(remote) => remote.verify(images, &show)?,
+    };
     drop(progress);
     for image in &report.gone {
         print::say(&format!(

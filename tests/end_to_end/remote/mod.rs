@@ -1,4 +1,5 @@
-//! Runs whose images are also in a remote store: continuation elsewhere, older images, the lease, uploads.
+//! Runs whose images are also in a remote store: continuation elsewhere, older images, the lease, uploads,
+//! verbs.
 //!
 //! The remote store is a folder (`remote_folder`), or a bucket of an S3 server that is not ours, on loopback
 //! (`s3_server`). "Another machine" is an empty store: that of another folder, or that of the same folder, emptied.
@@ -10,6 +11,7 @@ mod remote_folder;
 mod s3_server;
 mod steps_job;
 mod uploads;
+mod verbs;
 
 use remote_folder::RemoteFolder;
 use s3_server::S3Server;
