@@ -62,6 +62,11 @@ pub(crate) fn put_back(image: &ImageReader, facts: &ImageFacts) -> io::Result<()
     Ok(())
 }
 
+/// Returns true if the file is a part of ckpt-run.
+pub(super) fn is_part(file: &OpenFile) -> bool {
+    name(file).is_some()
+}
+
 /// Returns the file's name if the file is a part of ckpt-run.
 fn name(file: &OpenFile) -> Option<&str> {
     let name = file.path.file_name()?.to_str()?;

@@ -27,6 +27,19 @@ pub enum RestoreError {
         "cannot restore an image of user {0}, made without privileges: only that user can; run ckpt-run as that user (sudo -u '#{0}')"
     )]
     OtherUser(u32),
+    /// The processor lacks instructions that the job may use. Nothing was changed.
+    #[error(
+        "cannot restore on this processor ({now}): it lacks {missing}, which that of the image ({then}) has; use a machine \
+         with the same instructions"
+    )]
+    Cpu {
+        /// The instructions, some of them if they are many.
+        missing: String,
+        /// Model of the image's processor.
+        then: String,
+        /// Model of this machine's.
+        now: String,
+    },
     /// The image contains GPU state that this machine cannot accept. Nothing was changed.
     #[error("cannot restore GPU state")]
     Gpu(#[from] Refusal),

@@ -4,6 +4,7 @@
 //! `gpu_resume` resume the GPU state. A restore blocks; the supervisor runs it on a separate thread.
 
 pub(crate) mod bundled_files;
+mod compatibility;
 mod criu_restore;
 pub(crate) mod error;
 mod files_plan;

@@ -18,6 +18,7 @@ use std::time::Duration;
 use nix::unistd::geteuid;
 
 use super::bundled_files;
+use super::compatibility::{check_cpu, check_read_files};
 use super::criu_restore::{run_criu, tcp};
 use super::error::RestoreError;
 use super::files_plan::{Kept, has_come};
@@ -71,8 +72,14 @@ pub(crate) fn examine(
     {
         return Err(RestoreError::OtherUser(user));
     }
+    check_cpu(&facts)?;
     let look = |cuda_facts| gpu_resume::examine(context, standby, id, cuda_facts);
     let gpus = facts.cuda.as_ref().map(look).transpose()?.flatten();
+    let other_bytes = other_bytes(context);
+    // Here a file can have another name for now, of which only the image's list knows.
+    if has_come(context, id) {
+        check_read_files(&facts, other_bytes)?;
+    }
     bundled_files::put_back(&image, &facts).map_err(RestoreError::Prepare)?;
     let kept = Kept::plan(context, &image)?;
     let is_kept = |file: &OpenFile| kept.as_ref().is_some_and(|kept| kept.has(file));
@@ -81,7 +88,6 @@ pub(crate) fn examine(
         kept.as_ref()
             .map_or(path, |kept| kept.rollback.present_path(path))
     };
-    let other_bytes = other_bytes(context);
     let files = job::plan(open, &facts.nodes, other_bytes, present_path)?;
     Ok(Candidate {
         id,

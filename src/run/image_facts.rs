@@ -1,10 +1,12 @@
 //! The facts that an image records about itself for restores and for the user, stored in the manifest as JSON.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
+use super::cpu_facts::CpuFacts;
 use super::gpu_facts::CudaFacts;
 use super::streams::Marks;
 use crate::agent_client::Token;
@@ -80,6 +82,9 @@ pub struct ImageFacts {
     pub kernel: String,
     /// CRIU's version.
     pub criu: String,
+    /// The processor; `None` in images made before it was recorded.
+    #[serde(default)]
+    pub cpu: Option<CpuFacts>,
     /// The run of the store that the image belongs to, identified by the time of its first start, in milliseconds since
     /// 1970.
     pub run: u64,
@@ -125,6 +130,10 @@ pub struct ImageFacts {
     pub users: Vec<u32>,
     /// Regular files that the job had open or mapped.
     pub files: Vec<OpenFile>,
+    /// Positions of those in `files` that the list of the files that the job writes has, too: a restore can put them
+    /// back.
+    #[serde(default)]
+    pub kept_open: BTreeSet<usize>,
     /// True if a process has huge pages of its own (`MAP_HUGETLB`): CRIU cannot restore them from a stream.
     #[serde(default)]
     pub huge_pages: bool,

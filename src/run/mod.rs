@@ -4,6 +4,7 @@
 //! between two supervisors, `image_facts` the facts that an image records about its job. Nothing here takes a snapshot
 //! or decides anything.
 
+pub(crate) mod cpu_facts;
 pub(crate) mod encryption_key;
 pub(crate) mod environment;
 pub(crate) mod exit_code;
@@ -26,6 +27,7 @@ pub(crate) mod streams;
 pub(crate) mod work_folder;
 
 pub use crate::path_text::CommandLine;
+pub use cpu_facts::CpuFacts;
 pub use encryption_key::{KeyError, generate_key, read_key};
 pub(crate) use environment::STORE_VARIABLE;
 pub use exit_code::OURS;

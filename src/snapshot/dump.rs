@@ -296,6 +296,9 @@ impl<'a> Dump<'a> {
         if self.context().files.is_news(&kept) {
             tracing::warn!("{}", kept.warning());
         }
+        let open = facts.files.iter().enumerate();
+        let kept_open = open.filter(|(_, file)| set.files.contains_key(&file.path));
+        facts.kept_open = kept_open.map(|(position, _)| position).collect();
         facts.kept = Some(kept);
         writer.settle()?;
         watch.lap("write");

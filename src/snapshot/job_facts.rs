@@ -1,6 +1,7 @@
 //! The facts that an image records about a job beyond CRIU's: sizes and contents of files, positions of the standard
 //! streams, sockets, timers. They are recorded while the tasks are frozen.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::time::Duration;
 
@@ -8,6 +9,7 @@ use super::error::SnapshotError;
 use super::take_snapshot::Subject;
 use crate::files::{OpenUse, OpenUses};
 use crate::job::{self, Descriptors, Node, OpenFile, Process};
+use crate::run::cpu_facts::CpuFacts;
 use crate::run::gpu_facts::CudaFacts;
 use crate::run::image_facts::ImageFacts;
 use crate::run::machine;
@@ -120,6 +122,7 @@ impl Recorded {
             host: machine::host_name(),
             kernel: machine::kernel_release(),
             criu: context.criu.version.to_string(),
+            cpu: Some(CpuFacts::of_this_machine().clone()),
             run: state.started_unix_ms,
             instance: context.instance.clone(),
             freeze_seconds: freeze.as_secs_f64(),
@@ -138,6 +141,7 @@ impl Recorded {
             cuda,
             streams: self.streams,
             files: self.opened.files,
+            kept_open: BTreeSet::new(),
             huge_pages: self.huge_pages,
             kept: None,
             nodes: self.opened.nodes,

@@ -1,5 +1,5 @@
-//! Runs whose images are also in a remote store: continuation elsewhere, older images, the lease, uploads,
-//! verbs.
+//! Runs whose images are also in a remote store: continuation elsewhere, older images, other machines, the lease,
+//! uploads, verbs.
 //!
 //! The remote store is a folder (`remote_folder`), or a bucket of an S3 server that is not ours, on loopback
 //! (`s3_server`). "Another machine" is an empty store: that of another folder, or that of the same folder, emptied.
@@ -7,6 +7,7 @@
 mod continuation;
 mod leases;
 mod older_images;
+mod other_machines;
 mod remote_folder;
 mod s3_server;
 mod steps_job;
