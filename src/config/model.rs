@@ -275,6 +275,8 @@ pub struct Remote {
     /// Number of images to keep there.
     #[serde(deserialize_with = "number")]
     pub keep: u32,
+    /// True if a snapshot ends with the upload of its image.
+    pub sync: bool,
     /// Limit on uploads, in bytes per second.
     #[serde(deserialize_with = "size_limit")]
     pub bandwidth: Option<u64>,

@@ -1,6 +1,7 @@
 //! A run whose images are also in a remote store: its beginning, its uploads and its end.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
@@ -62,7 +63,9 @@ pub(crate) struct RemoteRun {
     terms: RemoteTerms,
     lease: Arc<Lease>,
     record: Arc<Mutex<LocalRecord>>,
-    uploader: Mutex<Option<Uploader>>,
+    uploader: Mutex<Option<Arc<Uploader>>>,
+    /// True once the run is to stop within a time: no snapshot waits for its upload.
+    is_hurried: AtomicBool,
     /// True once the job of a lost lease was killed.
     obeyed: (Mutex<bool>, Condvar),
     /// The state before, until the job can have run here.
@@ -128,6 +131,7 @@ impl RemoteRun {
             lease: Arc::new(lease),
             record: Arc::new(Mutex::new(record)),
             uploader: Mutex::new(None),
+            is_hurried: AtomicBool::new(false),
             obeyed: Default::default(),
             before: Mutex::new(Some(match &before {
                 Some(state) => Change::GiveBack(Box::new(state.clone())),
@@ -199,8 +203,24 @@ impl RemoteRun {
             companions,
             Box::new(uploaded),
         )?;
-        *locked(&self.uploader) = Some(uploader);
+        *locked(&self.uploader) = Some(Arc::new(uploader));
         Ok(())
+    }
+
+    /// Has an image uploaded, and waits until it is in the remote store. Returns false if the wait has ended before: the
+    /// run is to stop within a time, its lease is lost, or `is_over` has returned true.
+    pub(crate) fn upload_and_wait(&self, id: ImageId, is_over: &dyn Fn() -> bool) -> bool {
+        let uploader = locked(&self.uploader).clone();
+        let is_over = || self.is_hurried.load(Ordering::Relaxed) || is_over();
+        uploader.is_some_and(|uploader| {
+            uploader.upload(id);
+            uploader.wait(id, &is_over)
+        })
+    }
+
+    /// Ends the waits of snapshots for their uploads.
+    pub(crate) fn hurry(&self) {
+        self.is_hurried.store(true, Ordering::Relaxed);
     }
 
     /// Has an image uploaded, which is complete in the local store.
@@ -223,7 +243,7 @@ impl RemoteRun {
         let uploader = locked(&self.uploader);
         let progress = uploader
             .as_ref()
-            .map(Uploader::progress)
+            .map(|uploader| uploader.progress())
             .unwrap_or_default();
         let uploaded = progress
             .uploaded
@@ -300,7 +320,9 @@ impl RemoteRun {
 
     fn release(&self, change: &Change) {
         *locked(&self.before) = None;
-        *locked(&self.uploader) = None;
+        if let Some(uploader) = locked(&self.uploader).take() {
+            uploader.close();
+        }
         match self.lease.release(change) {
             // Another supervisor has taken the lease.
             Ok(()) | Err(RemoteError::Fenced { .. }) => {}

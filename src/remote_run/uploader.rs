@@ -16,11 +16,13 @@ use crate::store::RemoteError;
 use crate::store::RemoteImage;
 use crate::store::remote::upload::Uploads;
 use crate::store::{ByteCounter, Companion, ImageId, Policy, ReadError, Store};
-use crate::sync::{locked, wait, wait_until};
+use crate::sync::{locked, wait, wait_for, wait_until};
 
 /// Delays before the next attempt after a failure.
 const RETRY_MIN: Duration = Duration::from_secs(1);
 const RETRY_MAX: Duration = Duration::from_secs(60);
+/// Interval between two checks if a wait for an upload is over for another reason.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// Returns the files that accompany an image.
 pub(crate) type CompanionsOf = Box<dyn Fn(ImageId) -> Vec<Companion> + Send>;
@@ -92,11 +94,37 @@ impl Uploader {
         Ok(Self { shared })
     }
 
-    /// Has an image uploaded, which is complete in the local store.
+    /// Has an image uploaded, which is complete in the local store, unless it was.
     pub(crate) fn upload(&self, id: ImageId) {
         let mut state = locked(&self.shared.state);
-        state.progress.waiting = state.progress.waiting.max(Some(id));
+        if state.progress.uploaded < Some(id) {
+            state.progress.waiting = state.progress.waiting.max(Some(id));
+        }
         drop(state);
+        self.shared.changed.notify_all();
+    }
+
+    /// Waits until an image, or a newer one, is in the remote store. Returns false if it is not: the uploads have ended,
+    /// or `is_over` has returned true.
+    pub(crate) fn wait(&self, id: ImageId, is_over: &dyn Fn() -> bool) -> bool {
+        let mut state = locked(&self.shared.state);
+        loop {
+            let UploadProgress {
+                uploaded, waiting, ..
+            } = state.progress;
+            if uploaded >= Some(id) {
+                return true;
+            }
+            if state.is_closed || waiting.is_none() || is_over() {
+                return false;
+            }
+            (state, _) = wait_for(&self.shared.changed, state, LOOK);
+        }
+    }
+
+    /// Ends the uploads. One under way continues until its next request has ended.
+    pub(crate) fn close(&self) {
+        locked(&self.shared.state).is_closed = true;
         self.shared.changed.notify_all();
     }
 
@@ -113,8 +141,7 @@ impl Uploader {
 
 impl Drop for Uploader {
     fn drop(&mut self) {
-        locked(&self.shared.state).is_closed = true;
-        self.shared.changed.notify_all();
+        self.close();
     }
 }
 
@@ -192,17 +219,18 @@ impl Shared {
         let image = uploads.upload(&self.store, id, companions, &self.sent)?;
         self.lease.change(&Change::Commit(image.clone()))?;
         uploaded(id, &image);
-        let mut state = locked(&self.state);
-        state.progress.uploaded = Some(id);
-        state.progress.failure = None;
-        drop(state);
-        self.done(id);
         tracing::info!(
             image = %id,
             sent = %crate::printable::size(self.sent.bytes() - before),
             seconds = begun.elapsed().as_secs_f64(),
             "the image is in the remote store"
         );
+        // After the message: who waits for this has read it.
+        let mut state = locked(&self.state);
+        state.progress.uploaded = Some(id);
+        state.progress.failure = None;
+        drop(state);
+        self.done(id);
         self.forget_old(uploads).or_else(|error| match error {
             RemoteError::Fenced { .. } => Err(error),
             error => {

@@ -24,8 +24,8 @@ pub(crate) enum Action {
     AdoptRestored(ImageId, Box<Restored>),
     /// Take a snapshot: `Leaving`, before any other event, or `SnapshotEnded`.
     Snapshot(SnapshotOrder),
-    /// Limit the remaining time of a snapshot's hook.
-    HurryHook(Duration),
+    /// Limit the remaining time of a snapshot's hook, and let no snapshot wait for its upload.
+    Hurry(Duration),
     /// Let the paused job continue from this image: `Unpaused`.
     Unpause(ImageId),
     /// The paused job was killed: nothing of it is resumed.

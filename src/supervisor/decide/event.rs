@@ -138,6 +138,8 @@ pub(crate) struct SnapshotEnd {
     pub paused: bool,
     /// Computing time that writing the image took from the job.
     pub slowdown: Duration,
+    /// False if the image should be in the remote store by now (`remote.sync`), and is not.
+    pub is_synced: bool,
 }
 
 /// A job that did not continue after a pause.

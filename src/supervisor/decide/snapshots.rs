@@ -120,7 +120,14 @@ impl Machine {
                 let id = done.id;
                 self.image_made(done, end.paused, end.slowdown);
                 for reply in busy.wanted.replies {
-                    self.act(Action::AnswerSnapshot(reply, Ok(id)));
+                    let answer = if end.is_synced {
+                        Ok(id)
+                    } else {
+                        Err(format!(
+                            "image {id} is in the store, but not in the remote store yet"
+                        ))
+                    };
+                    self.act(Action::AnswerSnapshot(reply, answer));
                 }
                 if busy.wanted.afterwards == Afterwards::Stop {
                     return self.end_job(AfterEnd::Exit(SAVED, Progress::Saved));

@@ -67,7 +67,7 @@ impl Machine {
         };
         self.stopping = Stopping::Until(end);
         if let Some(limit) = self.stopping.hook_limit(now) {
-            self.act(Action::HurryHook(limit));
+            self.act(Action::Hurry(limit));
         }
         if is_new {
             self.save_and_stop();

@@ -288,7 +288,7 @@ impl World {
                 };
                 self.works.insert(Work::Snapshot, detail);
             }
-            Action::HurryHook(limit) => {
+            Action::Hurry(limit) => {
                 let until = later(self.now, limit);
                 if let Some(detail) = self.works.get_mut(&Work::Snapshot)
                     && detail.hook_until.monotonic > until.monotonic

@@ -238,6 +238,7 @@ impl World {
             paused: result.is_ok() && self.frozen,
             result,
             slowdown: Duration::ZERO,
+            is_synced: true,
         }))
     }
 

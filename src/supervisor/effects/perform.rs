@@ -102,7 +102,12 @@ impl Effects {
                 return Ok(self.adopt_restored(image, restored));
             }
             Action::Snapshot(order) => return Ok(self.begin_snapshot(order, state)),
-            Action::HurryHook(limit) => self.hook.shorten(limit),
+            Action::Hurry(limit) => {
+                self.hook.shorten(limit);
+                if let Some(remote) = &self.context.remote {
+                    remote.hurry();
+                }
+            }
             Action::Unpause(image) => self.unpause(image)?,
             Action::AbandonPause => {
                 if let Some(paused) = locked(&self.paused).take() {

@@ -69,6 +69,7 @@ impl Effects {
                 result: Err(SnapshotError::Prepare(error)),
                 paused: false,
                 slowdown: Duration::ZERO,
+                is_synced: true,
             }))),
         }
     }
@@ -206,13 +207,28 @@ impl SnapshotWork {
             slowdown = locked(&self.meter).snapshot_ends(meter::read(&self.job));
             disk_space::rotate(&self.context, &self.state);
         }
+        let is_synced = result.as_ref().map_or(true, |done| self.sync(done.id));
         let end = SnapshotEnd {
             result,
             paused: paused.is_some(),
             slowdown,
+            is_synced,
         };
         *locked(&self.paused) = paused;
         report(&self.inbox, Event::SnapshotEnded(Box::new(end)));
+    }
+
+    /// Waits for the upload of an image, if the settings want that, while the job computes. The end of a run waits for
+    /// the last one itself.
+    fn sync(&self, image: ImageId) -> bool {
+        match &self.context.remote {
+            Some(remote)
+                if self.context.config.remote.sync && self.order.afterwards != Afterwards::Stop =>
+            {
+                remote.upload_and_wait(image, &|| self.job.has_ended())
+            }
+            Some(_) | None => true,
+        }
     }
 
     fn take(&self) -> Result<(Snapshotted, Option<Paused>), SnapshotError> {

@@ -1,11 +1,14 @@
 //! Uploads of images: their end at a stop, failures, and the removal of old objects.
 
 use std::fs;
-use std::process::Stdio;
+use std::process::{Child, Stdio};
+
+use nix::sys::signal::Signal;
 
 use super::{RemoteFolder, S3Server, StepsJob};
 use crate::harness::{
-    ON_REQUEST, Place, UNTIL_GO, apply, as_root, as_root_and_user, wait_until_or,
+    ON_REQUEST, Place, Run, UNTIL_GO, apply, as_root, as_root_and_user, stderr, stdout,
+    wait_until_or,
 };
 
 #[apply(as_root_and_user)]
@@ -62,6 +65,62 @@ fn a_failed_upload_is_retried() {
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
     let said = place.text("err");
     assert_eq!(said.matches("cannot upload the image").count(), 1, "{said}");
+}
+
+/// Starts a run with `remote.sync` whose uploads fail, and requests a snapshot.
+fn start_synchronous(place: &Place, server: &S3Server) -> (Run, Child) {
+    let url = server.url();
+    let options = [&ON_REQUEST[..], &["--remote", &url, "--grace", "60s"]].concat();
+    let run = place.start_python_with(&options, UNTIL_GO, |command| {
+        server.is_used_by(command);
+        command.env("CKPT_RUN_REMOTE_SYNC", "true");
+    });
+    place.wait_for("out", "ready");
+    server.gate().refuse_packs();
+    let mut snapshot = place.command(&["snapshot"]);
+    let snapshot = snapshot.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut snapshot = snapshot.spawn().unwrap();
+    place.wait_for("err", "cannot upload the image, it is tried again");
+    assert!(snapshot.try_wait().unwrap().is_none());
+    assert_eq!(place.images().len(), 1);
+    (run, snapshot)
+}
+
+#[apply(as_root)]
+fn a_synchronous_snapshot_waits_for_its_upload() {
+    let Some(server) = S3Server::start() else {
+        return;
+    };
+    let place = Place::new();
+    let (mut run, snapshot) = start_synchronous(&place, &server);
+    server.gate().open();
+    let done = snapshot.wait_with_output().unwrap();
+    let said = place.text("err");
+    assert_eq!(stdout(&done), "000001\n", "{}", stderr(&done));
+    let uploaded = "the image is in the remote store image=";
+    assert_eq!(said.matches(uploaded).count(), 1, "{said}");
+    place.snapshot();
+    place.go();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    assert_eq!(place.text("err").matches(uploaded).count(), 2);
+}
+
+#[apply(as_root)]
+fn a_stop_ends_the_wait_of_a_synchronous_snapshot() {
+    let Some(server) = S3Server::start() else {
+        return;
+    };
+    let place = Place::new();
+    let (mut run, snapshot) = start_synchronous(&place, &server);
+    run.signal(Signal::SIGTERM);
+    let done = snapshot.wait_with_output().unwrap();
+    assert!(!done.status.success());
+    let said = stderr(&done);
+    assert!(said.contains("but not in the remote store yet"), "{said}");
+    place.wait_for("err", "waiting for the upload of the newest image");
+    server.gate().open();
+    assert_eq!(run.wait(), 75, "{}", place.text("err"));
+    place.wait_for("err", "the image is in the remote store image=000002");
 }
 
 #[apply(as_root)]
