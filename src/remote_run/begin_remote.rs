@@ -16,7 +16,7 @@ use crate::store::RemoteImage;
 use crate::store::remote::bucket::Bucket;
 use crate::store::remote::download;
 use crate::store::remote::upload::Uploads;
-use crate::store::{ImageId, Store, StoreLock};
+use crate::store::{ImageId, Manifest, Store, StoreLock};
 use crate::sync::{locked, wait_until};
 
 /// Time for one operation on data with all its attempts: a pack of 32 MiB within it needs 110 KiB/s.
@@ -307,13 +307,14 @@ impl RemoteRun {
     /// Ends the lease, so that no other machine needs to wait. `finished` is true if the job has ended by itself, with
     /// exit code 0.
     pub(crate) fn end(&self, finished: bool) {
-        if let Some(before) = locked(&self.abandoned_before).take()
-            && let Err(error) = self.lease.change(&Change::Abandon(before))
-        {
-            tracing::warn!(
+        let before = locked(&self.abandoned_before).take();
+        match before.map_or(Ok(()), |before| self.lease.change(&Change::Abandon(before))) {
+            // Another supervisor has taken the lease.
+            Ok(()) | Err(RemoteError::Fenced { .. }) => {}
+            Err(error) => tracing::warn!(
                 "the newer images stay abandoned in the remote store: {}",
                 chain(&error)
-            );
+            ),
         }
         self.release(&Change::Release { finished });
     }
@@ -393,8 +394,10 @@ fn continued(
         .images
         .iter()
         .rfind(|(_, object)| **object == newest.object);
+    // Without the remote store, the number can have been given to another image since.
+    let is_same = |manifest: Manifest| manifest.created_unix_ms == newest.created_unix_ms;
     if let Some((id, _)) = known
-        && store.manifest(*id).is_ok()
+        && store.manifest(*id).is_ok_and(is_same)
     {
         let id = *id;
         offer_again(state, record, bucket, store, lock);

@@ -101,6 +101,12 @@ impl Pending {
     pub(crate) fn remove(&self, id: ImageId) {
         locked(&self.0).retain(|image| image.manifest.id != id);
     }
+
+    /// Removes an image unless its download has started.
+    pub(crate) fn withdraw(&self, id: ImageId) {
+        let is_started = |image: &PendingImage| locked(&image.arrival).is_started;
+        locked(&self.0).retain(|image| image.manifest.id != id || is_started(image));
+    }
 }
 
 impl PendingImage {

@@ -131,6 +131,26 @@ fn an_image_comes_back_equal_in_another_store() {
 }
 
 #[test]
+fn retention_withdraws_an_offered_image() {
+    let scene = Scene::new();
+    let id = write(&scene.store, &[("a", noise(1, 1 << 20))]);
+    let (image, _) = scene.upload(&mut scene.begin(&[]), id);
+    let other = create(&scene.folder.path().join("other"), None);
+    let lock = other.lock().unwrap();
+    let [first, second] = [(); 2].map(|()| offer(&scene.bucket, &image, &other, &lock).unwrap());
+    assert_eq!((first.number(), second.number()), (1, 2));
+    // Reads its part, and creates the file of its pack.
+    assert!(read_stream(&other, first, "a") == noise(1, 1 << 20));
+    assert_eq!(packs(&other).len(), 1);
+    write_image(&other, &lock, &[("b", b"new")]);
+    assert_eq!(other.rotate(&lock, 2).unwrap(), [first]);
+    let images = other.images().unwrap();
+    let numbers: Vec<u64> = images.iter().map(|image| image.id.number()).collect();
+    assert_eq!(numbers, [2, 3]);
+    assert_eq!(packs(&other).len(), 1, "that of the new image");
+}
+
+#[test]
 fn an_encrypted_image_needs_its_key_elsewhere() {
     let mut scene = Scene::new();
     let key = |byte| Key::from_bytes(&[byte; 32]);

@@ -200,7 +200,10 @@ impl Store {
                 Ok(true)
             }
             Ok(Hold::Held(_) | Hold::Busy) => Ok(false),
-            Ok(Hold::Gone) => Ok(true),
+            Ok(Hold::Gone) => {
+                self.pending.withdraw(id);
+                Ok(true)
+            }
             Err(source) => Err(DurableError::Remove { path, source }.into()),
         }
     }
