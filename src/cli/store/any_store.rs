@@ -1,6 +1,6 @@
 //! The store that a verb works on: a folder, or the images of a run in object storage.
 
-use super::image_names::{find, no_image, number};
+use super::image_names::{Life, Summary, find, no_image, number};
 use crate::cli::global::{Failure, object_storage, open, shown};
 use crate::config::Config;
 use crate::remote_run::RemoteImages;
@@ -55,12 +55,34 @@ impl AnyStore {
         }
     }
 
-    /// Returns the run of a folder, if its state can be read: the run that needs it reports that it cannot.
-    pub(crate) fn run(&self) -> Option<RunState> {
-        match self {
-            Self::Folder(store) => RunState::load(store.path()).ok().flatten(),
-            Self::Remote(_) => None,
-        }
+    /// Returns the descriptions of the images, oldest first.
+    pub(crate) fn summaries(&self) -> Result<Vec<Summary>, Failure> {
+        let images = self.images()?.into_iter();
+        Ok(match self {
+            Self::Folder(store) => {
+                // A state that cannot be read is reported by the run that needs it.
+                let run = RunState::load(store.path()).ok().flatten();
+                images
+                    .map(|image| Summary::of(&image, run.as_ref()))
+                    .collect()
+            }
+            Self::Remote(remote) => {
+                let abandoned = remote.abandoned()?;
+                let life = |id| {
+                    if abandoned.contains(&id) {
+                        Life::GivenUp
+                    } else {
+                        Life::Present
+                    }
+                };
+                images
+                    .map(|image| Summary {
+                        life: Some(life(image.id)),
+                        ..Summary::of(&image, None)
+                    })
+                    .collect()
+            }
+        })
     }
 
     /// Returns the store as messages show it.

@@ -14,10 +14,7 @@ use crate::run::size;
 
 pub(crate) fn run(global: &Global) -> Result<ExitCode, Failure> {
     let store = global.open()?;
-    let run = store.run();
-    let images = store.images()?;
-    let images = images.iter().map(|image| Summary::of(image, run.as_ref()));
-    let images: Vec<Summary> = images.collect();
+    let images = store.summaries()?;
     if global.json {
         return print::print_json(&images);
     }

@@ -9,6 +9,7 @@
 //! removed by the holder, which alone knows the objects that its present upload relies on, or by `prune` while nobody
 //! uploads. Whoever uploads after `prune` relies on the images of its entry and on objects of its series or later ones.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use crate::remote_run::lease_wait::{LeaseWait, Patience};
@@ -81,6 +82,13 @@ impl RemoteImages {
     pub(crate) fn images(&self) -> Result<Vec<ImageEntry>, RemoteError> {
         let images = self.state()?.images;
         images.iter().map(|image| self.entry(image)).collect()
+    }
+
+    /// Returns the images that the run has left for an older one.
+    pub(crate) fn abandoned(&self) -> Result<BTreeSet<ImageId>, RemoteError> {
+        let images = self.state()?.images.into_iter();
+        let abandoned = images.filter(|image| image.abandoned);
+        Ok(abandoned.map(|image| image.id).collect())
     }
 
     /// Returns the image from which the run continues.

@@ -66,8 +66,8 @@ pub enum RemoteError {
     },
     /// A supervisor runs the job, and removes what no image needs itself.
     #[error(
-        "{url}: the supervisor on {host} runs the job, and removes what no image needs after each upload; `ckpt-run stop` \
-         it to remove it now"
+        "{url}: the supervisor on {host} runs the job, and removes what no image needs after each upload; to remove it \
+         now, stop the run (ckpt-run stop)"
     )]
     Held {
         /// The remote store.

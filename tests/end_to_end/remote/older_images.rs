@@ -81,6 +81,9 @@ fn an_older_image_is_tried_and_the_newer_abandoned() {
     let reason = format!("the object {only_second} is damaged: a chunk has changed");
     assert!(said.contains(&reason), "{said}");
     assert_eq!(abandoned(&remote.state()), [false, true]);
+    let list = place.json(&["--store", &url, "list"]);
+    let lives = [&list[0]["life"], &list[1]["life"]];
+    assert_eq!(lives, ["present", "given-up"], "{list}");
     kill(run);
 
     // The newest image would be good now, but the job has run from the older one since.
