@@ -217,14 +217,16 @@ impl PendingImage {
         Ok(())
     }
 
-    /// Returns the reason why the download has failed, if it has.
-    pub(crate) fn failure(&self) -> Option<String> {
-        locked(&self.arrival).failed.clone()
-    }
-
-    /// Returns true if all parts are there.
-    pub(crate) fn is_whole(&self) -> bool {
-        locked(&self.arrival).left == 0
+    /// Waits for the parts that a reader fetches, after no other part is left. The error is the reason of a failure.
+    pub(crate) fn wait_until_whole(&self) -> Result<(), String> {
+        let mut arrival = locked(&self.arrival);
+        loop {
+            match &arrival.failed {
+                Some(reason) => return Err(reason.clone()),
+                None if arrival.left == 0 => return Ok(()),
+                None => arrival = wait(&self.changed, arrival),
+            }
+        }
     }
 
     /// Returns the files of the packs.
@@ -353,7 +355,10 @@ mod tests {
         for number in [0, 2] {
             assert_eq!(read(number).unwrap_err().to_string(), "the network is down");
         }
-        assert!(!pending.is_whole());
+        assert_eq!(
+            pending.wait_until_whole().unwrap_err(),
+            "the network is down"
+        );
     }
 
     #[test]
@@ -362,9 +367,24 @@ mod tests {
         let mut bytes = [0; 50];
         pending.read(0, offset(1), &mut bytes).unwrap();
         assert_eq!(bytes, [1; 50]);
-        assert_eq!(pending.failure(), None);
+        assert_eq!(locked(&pending.arrival).failed, None);
         let failed = pending.read(0, offset(0), &mut bytes).unwrap_err();
         assert_eq!(failed.to_string(), "the network is down");
-        assert_eq!(pending.failure().as_deref(), Some("the network is down"));
+        assert_eq!(
+            pending.wait_until_whole().unwrap_err(),
+            "the network is down"
+        );
+    }
+
+    #[test]
+    fn a_part_that_a_reader_fetches_is_waited_for() {
+        let (pending, offset) = pending();
+        // All but the part that the reader takes first.
+        locked(&pending.arrival).left = 1;
+        thread::scope(|scope| {
+            let whole = scope.spawn(|| pending.wait_until_whole());
+            pending.read(0, offset(1), &mut [0; 50]).unwrap();
+            assert_eq!(whole.join().unwrap(), Ok(()));
+        });
     }
 }

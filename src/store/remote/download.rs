@@ -75,9 +75,9 @@ pub(crate) fn copy(
         }
         pending.fetch(&arrived);
     });
-    let copied = match pending.failure() {
-        None => complete(&pending, store).map_err(RemoteError::from),
-        Some(reason) => Err(RemoteError::Download {
+    let copied = match pending.wait_until_whole() {
+        Ok(()) => complete(&pending, store).map_err(RemoteError::from),
+        Err(reason) => Err(RemoteError::Download {
             url: bucket.url().to_owned(),
             image: image.id,
             reason,
@@ -204,7 +204,7 @@ impl Store {
 /// Makes the whole image durable, after all threads have ended.
 fn end(pending: &PendingImage, store: &Store) {
     let id = pending.manifest().id;
-    if let Some(reason) = pending.failure() {
+    if let Err(reason) = pending.wait_until_whole() {
         tracing::warn!(
             image = %id,
             "the image was not downloaded completely, a later restore downloads it again: {reason}"
@@ -223,7 +223,6 @@ fn end(pending: &PendingImage, store: &Store) {
 
 /// Makes a whole image durable, and visible for all processes. If that fails, it stays readable in this process.
 fn complete(pending: &PendingImage, store: &Store) -> Result<(), WriteError> {
-    assert!(pending.is_whole(), "a part is missing");
     let manifest = pending.manifest();
     let sync = || {
         let files = pending.files()?;
