@@ -262,33 +262,17 @@ impl HaltedProcesses {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
-    use std::process::{Child, Command, Stdio};
+    use std::process::Command;
 
     use super::*;
-
-    /// Compiles and starts a program of that name with this body of its endless loop.
-    fn program(folder: &tempfile::TempDir, body: &str) -> Child {
-        let path = folder.path().join("looping");
-        let mut compiler = Command::new("cc")
-            .args(["-x", "c", "-", "-o"])
-            .arg(&path)
-            .stdin(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let source =
-            format!("#include <unistd.h>\nint main() {{ for (volatile long i;;) {{ {body} }} }}");
-        let mut input = compiler.stdin.take().unwrap();
-        input.write_all(source.as_bytes()).unwrap();
-        drop(input);
-        assert!(compiler.wait().unwrap().success());
-        Command::new(&path).spawn().unwrap()
-    }
 
     /// Halts the looping program, whose own code stands for the driver's.
     fn halt_outside(body: &str) -> Result<bool, HaltError> {
         let folder = tempfile::tempdir().unwrap();
-        let mut child = program(&folder, body);
+        let source =
+            format!("#include <unistd.h>\nint main() {{ for (volatile long i;;) {{ {body} }} }}");
+        let program = job::compiled(&folder, "looping", &source, &[]);
+        let mut child = Command::new(program).spawn().unwrap();
         let host_pid = i32::try_from(child.id()).unwrap();
         while job::code_of(host_pid, "looping").is_empty() {
             thread::yield_now();
@@ -312,7 +296,7 @@ mod tests {
 
     #[test]
     fn processes_are_halted_between_their_calls() {
-        let body = "for (i = 0; i < 1000000; i++); usleep(2000);";
+        let body = "for (i = 0; i < 1000000; i++); usleep(20000);";
         assert!(halt_outside(body).unwrap());
     }
 

@@ -340,4 +340,4 @@ impl Drop for Halted {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

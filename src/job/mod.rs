@@ -34,6 +34,8 @@ pub use descriptors::Descriptors;
 pub use devices::{Holder, holders, majors};
 pub use file_sample::sample_appended;
 pub use files::{Access, FilesError, OpenFile, collect, has_open};
+#[cfg(test)]
+pub(crate) use halt::tests::compiled;
 pub use halt::{HaltError, Halted, code_of, halt, number_inside, thread_of};
 pub use input::{Input, InputMark};
 pub use links::{DumpLock, have_renamed, remove_links};

@@ -1,5 +1,6 @@
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -211,22 +212,35 @@ int main(int arguments, char **argument) {
 }
 "#;
 
+/// Compiles a program in C.
+pub(crate) fn compiled(
+    folder: &tempfile::TempDir,
+    name: &str,
+    source: &str,
+    options: &[&str],
+) -> PathBuf {
+    let program = folder.path().join(name);
+    let mut compiler = Command::new("cc")
+        .args(options)
+        .args(["-x", "c", "-", "-o"])
+        .arg(&program)
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut input = compiler.stdin.take().unwrap();
+    input.write_all(source.as_bytes()).unwrap();
+    drop(input);
+    assert!(compiler.wait().unwrap().success());
+    program
+}
+
 /// Halts the first thread of [`RIVALS`] repeatedly. The second gets the lock each time.
 fn gets_the_lock(work: &str, freely: bool) {
     /// Count that no thread reaches by chance between two acquisitions of the other.
     const OFTEN: u64 = 100_000;
     let folder = tempfile::tempdir().unwrap();
-    let program = folder.path().join("rivals");
-    let mut compiler = Command::new("cc")
-        .args(["-pthread", &format!("-DWORK={work}"), "-x", "c", "-", "-o"])
-        .arg(&program)
-        .stdin(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut source = compiler.stdin.take().unwrap();
-    source.write_all(RIVALS.as_bytes()).unwrap();
-    drop(source);
-    assert!(compiler.wait().unwrap().success());
+    let options = ["-pthread", &format!("-DWORK={work}")];
+    let program = compiled(&folder, "rivals", RIVALS, &options);
     let file = folder.path().join("count");
     fs::write(&file, [0; 8]).unwrap();
     let count = || u64::from_ne_bytes(fs::read(&file).unwrap().try_into().unwrap());
@@ -346,18 +360,26 @@ fn only_a_thread_at_work_in_a_library_is_found_there() {
 }
 
 #[test]
-fn a_thread_in_a_call_of_the_c_library_is_found_at_its_caller() {
-    let mut job = Counters::start();
-    job.ask();
-    // Its threads wait in read and compute in the interpreter, which calls the C library all the time.
-    let program = fs::read_link(format!("/proc/{}/exe", job.pid())).unwrap();
-    let name = program.file_name().unwrap().to_str().unwrap();
-    let shared = code_of(job.pid(), "libpython");
-    let code = if shared.is_empty() {
-        code_of(job.pid(), name)
-    } else {
-        shared
-    };
-    let halted = halt(job.pid(), &[]).unwrap();
-    assert!(halted.works_in(&code));
+fn a_thread_in_a_function_of_the_c_library_is_found_in_its_caller() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = compiled(
+        &folder,
+        "filling",
+        "#include <stdlib.h>\n#include <string.h>\n\
+         int main() { char *all = malloc(1 << 28); for (;;) memset(all, 1, 1 << 28); }",
+        &["-O0"],
+    );
+    let mut child = Command::new(program).spawn().unwrap();
+    let pid = i32::try_from(child.id()).unwrap();
+    let begun = Instant::now();
+    loop {
+        let halted = halt(pid, &[]).unwrap();
+        let is_in = |name| halted.works_in(&code_of(pid, name));
+        if is_in("libc.so") && is_in("filling") {
+            break;
+        }
+        assert!(begun.elapsed() < LIMIT);
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
 }
