@@ -36,9 +36,11 @@ const LOOK: Duration = Duration::from_millis(2);
 /// Wait before a halted thread may run for a moment where it might use the GPU while its memory is not mapped.
 pub(crate) const LAST_RESORT: Duration = Duration::from_secs(2);
 /// Time limit for finding a moment at which no thread is inside the driver. Its questions take up to some ms.
-const OUTSIDE_LIMIT: Duration = Duration::from_secs(2);
-/// Pause between two attempts, in which the threads run.
+const OUTSIDE_LIMIT: Duration = Duration::from_secs(5);
+/// First pause between two attempts, in which the threads run. It grows by a quarter each time, up to the longest: on a
+/// loaded machine a thread waits that long for a processor.
 const OUTSIDE_PAUSE: Duration = Duration::from_millis(2);
+const OUTSIDE_PAUSE_MAX: Duration = Duration::from_millis(200);
 /// Beginning of the file name of the driver's library in a process.
 const DRIVER_LIBRARY: &str = "libcuda.so";
 
@@ -169,6 +171,7 @@ impl HaltGroup {
     /// Halts all living processes while none of their threads is inside the driver, other than waiting for its lock.
     pub fn halt_outside_driver(&self) -> Result<HaltedProcesses, HaltError> {
         let deadline = clock::now() + OUTSIDE_LIMIT;
+        let mut pause = OUTSIDE_PAUSE;
         for tries in 1.. {
             let processes = self.halt()?;
             let Some(pid) = self.inside_driver(&processes) else {
@@ -179,7 +182,8 @@ impl HaltGroup {
             }
             tracing::debug!(pid, tries, "a thread is inside the CUDA driver");
             drop(processes);
-            thread::sleep(OUTSIDE_PAUSE);
+            thread::sleep(pause);
+            pause = (pause * 5 / 4).min(OUTSIDE_PAUSE_MAX);
         }
         unreachable!("the deadline ends the loop")
     }
