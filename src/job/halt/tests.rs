@@ -360,7 +360,7 @@ fn only_a_thread_at_work_in_a_library_is_found_there() {
 }
 
 #[test]
-fn a_thread_in_a_function_of_the_c_library_is_found_in_its_caller() {
+fn a_thread_in_a_called_library_is_found_in_the_caller() {
     let folder = tempfile::tempdir().unwrap();
     let program = compiled(
         &folder,
