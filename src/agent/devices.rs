@@ -96,7 +96,7 @@ impl Devices {
     }
 
     /// Returns the devices with access to this device's memory, one bit each.
-    pub fn peers(&self, device: c_int) -> u64 {
+    fn peers(&self, device: c_int) -> u64 {
         let number = usize::try_from(device).unwrap_or(DEVICES_MAX);
         self.0.get(number).map_or(0, |known| known.peers)
     }

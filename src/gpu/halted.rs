@@ -12,6 +12,7 @@
 //! thread that is halted inside one of them continues after the resume with a handle that is no longer valid, and the
 //! call fails: in `cublasCreate` with "not initialized" (580.159.04). So processes are halted again until none of their
 //! threads is inside the driver.
+//!
 //! Processes are halted by ptrace, which CRIU needs for itself. In between, SIGSTOP keeps them stopped, and an image
 //! contains them stopped.
 
@@ -171,8 +172,9 @@ impl HaltGroup {
     /// Halts all living processes while none of their threads is inside the driver, other than waiting for its lock.
     pub fn halt_outside_driver(&self) -> Result<HaltedProcesses, HaltError> {
         let deadline = clock::now() + OUTSIDE_LIMIT;
-        let mut pause = OUTSIDE_PAUSE;
-        for tries in 1.. {
+        let (mut pause, mut tries) = (OUTSIDE_PAUSE, 0);
+        loop {
+            tries += 1;
             let processes = self.halt()?;
             let Some(pid) = self.inside_driver(&processes) else {
                 return Ok(processes);
@@ -185,7 +187,6 @@ impl HaltGroup {
             thread::sleep(pause);
             pause = (pause * 5 / 4).min(OUTSIDE_PAUSE_MAX);
         }
-        unreachable!("the deadline ends the loop")
     }
 
     /// Returns the host pid of a process with a thread that was halted inside the driver.

@@ -1,4 +1,4 @@
-//! Instructions of the processor, which a restored job goes on to use.
+//! Instructions of the processor. A restored job continues to use them.
 //!
 //! Programs choose their instructions at their start by what the processor has. A processor without one of them kills
 //! the restored job with SIGILL, at any time.

@@ -57,30 +57,24 @@ impl AnyStore {
 
     /// Returns the descriptions of the images, oldest first.
     pub(crate) fn summaries(&self) -> Result<Vec<Summary>, Failure> {
-        let images = self.images()?.into_iter();
         Ok(match self {
             Self::Folder(store) => {
                 // A state that cannot be read is reported by the run that needs it.
                 let run = RunState::load(store.path()).ok().flatten();
-                images
-                    .map(|image| Summary::of(&image, run.as_ref()))
-                    .collect()
+                let images = store.images()?;
+                let summary = |image| Summary::of(image, run.as_ref());
+                images.iter().map(summary).collect()
             }
             Self::Remote(remote) => {
-                let abandoned = remote.abandoned()?;
-                let life = |id| {
-                    if abandoned.contains(&id) {
+                let summary = |(image, is_abandoned): &(ImageEntry, bool)| Summary {
+                    life: Some(if *is_abandoned {
                         Life::GivenUp
                     } else {
                         Life::Present
-                    }
+                    }),
+                    ..Summary::of(image, None)
                 };
-                images
-                    .map(|image| Summary {
-                        life: Some(life(image.id)),
-                        ..Summary::of(&image, None)
-                    })
-                    .collect()
+                remote.listed()?.iter().map(summary).collect()
             }
         })
     }

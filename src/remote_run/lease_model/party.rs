@@ -35,10 +35,10 @@ pub(super) enum Intent {
     /// Another holder, or a later end of the lease.
     Lease,
     Commit(String),
-    /// By the holder, which does not know the pins of the last moment.
+    /// Removal of an image by the holder, which does not know the newest pins.
     Rotate(String),
     Release,
-    /// By verbs.
+    /// Changes by verbs: this one and the following.
     Pin(String),
     Forget(String),
     Prune,

@@ -29,7 +29,7 @@ struct Model {
     reached: Reached,
 }
 
-/// What has happened in a model.
+/// Events in a model so far.
 #[derive(Debug, Default)]
 struct Reached {
     takeovers: usize,

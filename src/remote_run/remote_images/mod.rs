@@ -9,7 +9,6 @@
 //! removed by the holder, which alone knows the objects that its present upload relies on, or by `prune` while nobody
 //! uploads. Whoever uploads after `prune` relies on the images of its entry and on objects of its series or later ones.
 
-use std::collections::BTreeSet;
 use std::time::Duration;
 
 use crate::remote_run::lease_wait::{LeaseWait, Patience};
@@ -80,15 +79,15 @@ impl RemoteImages {
 
     /// Returns the images, oldest first. One whose manifest is damaged is listed with the reason.
     pub(crate) fn images(&self) -> Result<Vec<ImageEntry>, RemoteError> {
-        let images = self.state()?.images;
-        images.iter().map(|image| self.entry(image)).collect()
+        let listed = self.listed()?.into_iter();
+        Ok(listed.map(|(image, _)| image).collect())
     }
 
-    /// Returns the images that the run has left for an older one.
-    pub(crate) fn abandoned(&self) -> Result<BTreeSet<ImageId>, RemoteError> {
-        let images = self.state()?.images.into_iter();
-        let abandoned = images.filter(|image| image.abandoned);
-        Ok(abandoned.map(|image| image.id).collect())
+    /// Returns the images like [`images`](Self::images), each with true if the run has left it for an older one.
+    pub(crate) fn listed(&self) -> Result<Vec<(ImageEntry, bool)>, RemoteError> {
+        let images = self.state()?.images;
+        let entry = |image: &RemoteImage| Ok((self.entry(image)?, image.abandoned));
+        images.iter().map(entry).collect()
     }
 
     /// Returns the image from which the run continues.

@@ -109,11 +109,7 @@ fn a_supervisor_that_cannot_begin_gives_the_lease_back() {
     assert!(made.status.success(), "{}", stderr(&made));
     let key = other.file("key");
     let url = remote.url();
-    let first = StepsJob {
-        place: &place,
-        url: &url,
-        environment: &|_| {},
-    };
+    let first = StepsJob::new(&place, &url);
     let with_a_key = StepsJob {
         place: &other,
         environment: &|command: &mut Command| {
@@ -227,11 +223,7 @@ fn an_end_that_was_not_recorded_is_recorded_by_the_next_start() {
 fn a_damaged_pack_refuses_the_restore_by_name() {
     let (place, other, remote) = (Place::new(), Place::new(), RemoteFolder::new());
     let url = remote.url();
-    let job = StepsJob {
-        place: &place,
-        url: &url,
-        environment: &|_| {},
-    };
+    let job = StepsJob::new(&place, &url);
     kill(job.start_with_image());
     let pack = remote.objects("packs").pop_last().unwrap();
     let mut content = fs::read(remote.file(&pack)).unwrap();

@@ -63,11 +63,7 @@ fn an_older_image_is_tried_and_the_newer_abandoned() {
     let (place, other, third) = (Place::new(), Place::new(), Place::new());
     let remote = RemoteFolder::new();
     let url = remote.url();
-    let job = StepsJob {
-        place: &place,
-        url: &url,
-        environment: &|_| {},
-    };
+    let job = StepsJob::new(&place, &url);
     leave_two_images(&job, &remote);
     let images = remote.images();
     let [first, second] = [0, 1].map(|image| remote.packs_of(&images[image]));
@@ -99,11 +95,7 @@ fn an_older_image_is_tried_and_the_newer_abandoned() {
 fn newer_images_are_taken_up_if_no_older_one_runs() {
     let (place, other, remote) = (Place::new(), Place::new(), RemoteFolder::new());
     let url = remote.url();
-    let job = StepsJob {
-        place: &place,
-        url: &url,
-        environment: &|_| {},
-    };
+    let job = StepsJob::new(&place, &url);
     leave_two_images(&job, &remote);
     // Both images have this part of the memory.
     let shared = remote.packs_of(&remote.images()[0]).pop_first().unwrap();

@@ -39,7 +39,16 @@ pub(super) struct StepsJob<'a> {
     pub(super) environment: &'a dyn Fn(&mut Command),
 }
 
-impl StepsJob<'_> {
+impl<'a> StepsJob<'a> {
+    /// Returns the job with the environment of the test.
+    pub(super) fn new(place: &'a Place, url: &'a str) -> Self {
+        Self {
+            place,
+            url,
+            environment: &|_| {},
+        }
+    }
+
     /// Starts the line, or continues its run.
     pub(super) fn start(&self, options: &[&str]) -> Run {
         let options = [&ON_REQUEST[..], &["--remote", self.url], options].concat();

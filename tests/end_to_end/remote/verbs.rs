@@ -14,7 +14,15 @@ struct Verbs<'a> {
     environment: &'a dyn Fn(&mut Command),
 }
 
-impl Verbs<'_> {
+impl<'a> Verbs<'a> {
+    fn new(place: &'a Place, url: &'a str) -> Self {
+        Self {
+            place,
+            url,
+            environment: &|_| {},
+        }
+    }
+
     fn run(&self, arguments: &[&str]) -> Output {
         let arguments = [&["--store", self.url], arguments].concat();
         let mut command = self.place.command(&arguments);
@@ -136,11 +144,7 @@ fn verbs_work_beside_the_supervisor() {
 fn a_pinned_image_outlives_remote_keep() {
     let (place, remote) = (Place::new(), RemoteFolder::new());
     let url = remote.url();
-    let verbs = Verbs {
-        place: &place,
-        url: &url,
-        environment: &|_| {},
-    };
+    let verbs = Verbs::new(&place, &url);
     let options = [&ON_REQUEST[..], &["--remote", &url]].concat();
     let mut run = place.start_python_with(&options, UNTIL_GO, |command| {
         command.env("CKPT_RUN_REMOTE_KEEP", "1");
@@ -214,11 +218,7 @@ fn verbs_need_the_key_of_encrypted_images() {
 fn verbs_that_need_a_folder_refuse_an_address() {
     let (place, remote) = (Place::new(), RemoteFolder::new());
     let url = remote.url();
-    let verbs = Verbs {
-        place: &place,
-        url: &url,
-        environment: &|_| {},
-    };
+    let verbs = Verbs::new(&place, &url);
     for verb in [
         &["repair"][..],
         &["export", "latest", "file"],
