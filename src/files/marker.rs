@@ -20,6 +20,8 @@ const MARK_LIMIT: Duration = Duration::from_secs(5);
 const LATE_LIMIT: Duration = Duration::from_millis(1);
 /// Time limit for an earlier sandbox to exit.
 const ENDING_LIMIT: Duration = Duration::from_secs(30);
+const STILL_THERE: &str = "processes of the previous run in this store have not ended for 30 s (one may wait for a disk \
+     or a GPU, state D in `ps`); wait until they end, or kill them, and repeat the command";
 /// Interval between two checks of a sandbox that is exiting.
 const ENDING_POLL: Duration = Duration::from_millis(5);
 /// Bytes of the request for a mark: reason and image.
@@ -146,7 +148,9 @@ pub(super) fn locked_record(path: &Path) -> io::Result<LockedRecord> {
             Err(Errno::WOULDBLOCK) if begun.elapsed() < ENDING_LIMIT => {
                 thread::sleep(ENDING_POLL);
             }
-            Err(Errno::WOULDBLOCK) => return Err(io::ErrorKind::TimedOut.into()),
+            Err(Errno::WOULDBLOCK) => {
+                return Err(io::Error::new(io::ErrorKind::TimedOut, STILL_THERE));
+            }
             Err(errno) => return Err(errno.into()),
         }
     }

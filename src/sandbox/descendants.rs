@@ -50,19 +50,18 @@ fn all_but(spared: &[Pid]) -> Vec<Pid> {
     found
 }
 
-/// Kills and reaps every descendant of this process like [`kill_all`], except one child.
+/// Kills and reaps every descendant of this process like [`kill_all`], except one child and its descendants.
 pub(super) fn kill_all_but(spared: Pid) {
     loop {
-        let others = all_but(&[spared]);
-        if others.is_empty() {
+        signal_all_but(&[spared], Signal::SIGKILL);
+        let mut ours = children("self");
+        ours.retain(|pid| *pid != spared);
+        if ours.is_empty() {
             return;
         }
-        for pid in others {
-            let _ = kill(pid, Signal::SIGKILL);
-        }
-        // A dead process is a child of this process, or of another one that is killed too. The spared child is not
-        // reaped.
-        for child in children("self").into_iter().filter(|pid| *pid != spared) {
+        for child in ours {
+            // It may have been forked, and adopted here, after the signals above. One that nobody kills may never end.
+            let _ = kill(child, Signal::SIGKILL);
             let _ = waitpid(child, None);
         }
     }

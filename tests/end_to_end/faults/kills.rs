@@ -66,6 +66,32 @@ fn killed_supervisor_ends_the_job_and_a_rerun_continues() {
     kill_the_supervisor(|_, _| {});
 }
 
+/// Job whose processes fork others, which stay, as fast as they can. Ends after its orphans do, if it is not killed.
+const FORKS: &str = r#"
+import os, time
+for _ in range(3):
+    if os.fork() == 0:
+        for _ in range(1000):
+            if os.fork() == 0:
+                time.sleep(1000)
+        time.sleep(1000)
+open("forking", "w").write("y")
+time.sleep(1000)
+"#;
+
+#[apply(as_root)]
+fn killed_supervisor_ends_a_job_that_forks() {
+    for _ in 0..6 {
+        let place = Place::new();
+        let mut run = start(&place, FORKS);
+        place.wait_for("forking", "y");
+        let everything = descendants(run.pid());
+        run.signal(Signal::SIGKILL);
+        assert_eq!(run.wait(), 137);
+        wait_until_gone(&everything);
+    }
+}
+
 #[apply(as_root)]
 fn kill_during_a_snapshot_continues_from_the_previous_image() {
     kill_the_supervisor(|place, run| {

@@ -156,7 +156,7 @@ impl Scene {
         *tally
             .entry(if hit { name } else { "none".to_owned() })
             .or_default() += 1;
-        if victim == Victim::Supervisor {
+        if victim == Victim::Supervisor && hit {
             // The same command line, before or after the sandbox has exited.
             thread::sleep(Duration::from_millis(random.below(CRIU_MS)));
             assert_eq!(self.run.wait(), 137);
