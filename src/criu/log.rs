@@ -40,6 +40,9 @@ const SHORTAGES: &[&str] = &[
     "No space left on device",
     "mapping with 0xfffffffffffffff4",
     "killed by signal 9",
+    "was killed by 9 unexpectedly",
+    "unexpectedly signaled with 9",
+    "didn't stop as expected: status=9",
     "bad status: errno=0, status=9",
     "Compat vdso helper isn't stopped",
 ];
@@ -152,6 +155,7 @@ mod tests {
         assert!(has_error(&format!("{SHRUNK}{line}"), SHORTAGES));
         for killed in [
             "(00.1) Error (criu/cr-restore.c:1269): 421 killed by signal 9: Killed\n",
+            "Error (criu/vdso.c:700): vdso: Child unexpectedly signaled with 9: Killed\n",
             "Error (criu/util.c:1510): Can't wait or bad status: errno=0, status=9\n",
         ] {
             assert!(has_error(killed, SHORTAGES), "{killed}");

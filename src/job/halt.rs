@@ -133,6 +133,7 @@ enum Stop {
     Stopped,
     /// The thread stopped at the delivery of this signal. The signal remains pending.
     With(Signal),
+    /// The thread has exited, or is not traced any more.
     Gone,
 }
 
@@ -302,6 +303,21 @@ impl Thread {
         true
     }
 
+    /// Releases the thread if it has stopped. A killed thread cannot be released: it is reaped, because its process
+    /// cannot exit before. The first thread of a process can be reaped only after all others.
+    fn release(&mut self) {
+        let signal = match self.stop {
+            Stop::Asked => return self.look(),
+            Stop::With(signal) => Some(signal),
+            Stop::Stopped => None,
+            Stop::Gone => return,
+        };
+        self.stop = match ptrace::detach(self.id, signal) {
+            Ok(()) => Stop::Gone,
+            Err(_) => Stop::Asked,
+        };
+    }
+
     fn look(&mut self) {
         let flags = WaitPidFlag::__WALL | WaitPidFlag::WNOHANG;
         self.stop = match waitpid(self.id, Some(flags)) {
@@ -321,20 +337,18 @@ impl Thread {
 
 impl Drop for Halted {
     fn drop(&mut self) {
+        // A thread that never stops cannot be released: it continues when the tracing thread exits.
         let deadline = clock::now() + STOP_LIMIT;
-        for thread in &mut self.threads {
-            // Only a stopped thread can be released. A thread that never stops continues when ckpt-run exits.
-            thread.stops_until(deadline, STOP_CHECK_INTERVAL);
-            let signal = match thread.stop {
-                Stop::With(signal) => Some(signal),
-                Stop::Stopped => None,
-                Stop::Asked | Stop::Gone => continue,
-            };
-            if ptrace::detach(thread.id, signal).is_err() {
-                // The thread was killed. Its process cannot exit until every traced thread has been reaped.
-                thread.stop = Stop::Asked;
-                thread.stops_until(deadline, STOP_CHECK_INTERVAL);
+        loop {
+            for thread in &mut self.threads {
+                thread.release();
             }
+            if self.threads.iter().all(|thread| thread.stop == Stop::Gone)
+                || clock::now() >= deadline
+            {
+                return;
+            }
+            thread::sleep(STOP_CHECK_INTERVAL);
         }
     }
 }

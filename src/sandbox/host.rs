@@ -136,6 +136,8 @@ impl Sandbox {
             .name("sandbox".to_owned())
             .spawn(move || {
                 listen(&listener, (&to_tool, &to_socket), &on_event);
+                // Who waits for a tool may trace a process of the job, and pid 1 cannot exit before that is released.
+                drop((to_tool, to_socket));
                 reap(pid, &reaping);
                 if let Some(ended) = network {
                     network::await_end(&ended);
@@ -322,7 +324,7 @@ impl ToolRun<'_> {
     /// Waits until the tool has exited. After [`SandboxError::Slow`] it is still running.
     ///
     /// # Errors
-    /// The tool could not be started, the sandbox has ended, or `limit` has passed.
+    /// The tool could not be started, the sandbox has ended or is ending, or `limit` has passed.
     pub fn wait(&self, limit: Duration) -> Result<Ended, SandboxError> {
         match self.events.recv_timeout(limit) {
             Ok(Event::ToolEnded(ended)) => Ok(ended),

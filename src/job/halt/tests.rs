@@ -150,6 +150,23 @@ fn the_kill_of_a_halted_process_ends_the_halt() {
 }
 
 #[test]
+fn a_killed_process_is_left_to_its_parent() {
+    // The parent is a process of its own: a parent may reap what other threads of its own process trace.
+    let parent = Command::new("sh")
+        .args(["-c", "python3 -c \"$0\"; exit $?", COUNTERS])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut parent = Counters::of(parent);
+    let pid = parent.threads[0];
+    let halted = halt(pid, &[]).unwrap();
+    kill(Pid::from_raw(pid), Signal::SIGKILL).unwrap();
+    drop(halted);
+    assert_eq!(parent.child.wait().unwrap().code(), Some(128 + 9));
+}
+
+#[test]
 fn a_process_left_stopped_and_halted_again_has_not_run() {
     let mut job = Counters::start();
     let pid = job.pid();
