@@ -131,17 +131,15 @@ impl State {
         state.renewals += 1;
         match change {
             Change::Renew => {}
-            Change::Commit(image) => {
+            Change::Commit { image, old } => {
+                state
+                    .images
+                    .retain(|image| image.pinned.is_some() || !old.contains(&image.object));
                 let object = |known: &RemoteImage| known.object == image.object;
                 let known = state.images.iter().position(object);
                 // A pin of an image that is committed once more stays.
                 let image = known.map_or_else(|| image.clone(), |at| state.images.remove(at));
                 state.images.push(image);
-            }
-            Change::Forget(objects) => {
-                state
-                    .images
-                    .retain(|image| image.pinned.is_some() || !objects.contains(&image.object));
             }
             Change::Abandon(objects) => {
                 for image in &mut state.images {
@@ -176,10 +174,12 @@ impl State {
 pub(crate) enum Change {
     /// A later end of the lease.
     Renew,
-    /// A new complete image.
-    Commit(RemoteImage),
-    /// Images that are no longer kept, by their objects. A pinned one stays.
-    Forget(Vec<String>),
+    /// A new complete image, and the end of old ones.
+    Commit {
+        image: RemoteImage,
+        /// Images that are no longer kept, by their objects. A pinned one stays.
+        old: Vec<String>,
+    },
     /// The run continues from an image, or is going to: these are the images that are abandoned, by their objects.
     Abandon(BTreeSet<String>),
     /// The end of a supervisor that has not run the job: the run is as it was in this state, under its former holder.

@@ -217,7 +217,11 @@ impl Shared {
         let begun = clock::now();
         let before = self.sent.bytes();
         let image = uploads.upload(&self.store, id, companions, &self.sent)?;
-        self.lease.change(&Change::Commit(image.clone()))?;
+        let old = self.old_beside(&image);
+        self.lease.change(&Change::Commit {
+            image: image.clone(),
+            old,
+        })?;
         uploaded(id, &image);
         tracing::info!(
             image = %id,
@@ -231,20 +235,21 @@ impl Shared {
         state.progress.failure = None;
         drop(state);
         self.done(id);
-        self.forget_old(uploads).or_else(|error| match error {
-            RemoteError::Fenced { .. } => Err(error),
-            error => {
-                tracing::warn!(
-                    "cannot remove old images of the remote store: {}",
-                    chain(&error)
-                );
-                Ok(())
-            }
-        })
+        let removed = uploads.remove_garbage(&self.lease.state().images);
+        if let Err(error) = removed {
+            tracing::warn!(
+                "cannot remove old images of the remote store: {}",
+                chain(&error)
+            );
+        }
+        Ok(())
     }
 
-    fn forget_old(&self, uploads: &mut Uploads) -> Result<(), RemoteError> {
-        let images = self.lease.state().images;
+    /// Returns the objects of the images that are not kept beside a new one.
+    fn old_beside(&self, image: &RemoteImage) -> Vec<String> {
+        let mut images = self.lease.state().images;
+        images.retain(|known| known.object != image.object);
+        images.push(image.clone());
         let policy = Policy {
             keep_last: self.keep,
             keep_within: Duration::ZERO,
@@ -252,12 +257,9 @@ impl Shared {
             keep_daily: 0,
         };
         let planned = plan_by_rules(&images, &policy);
-        let old = images.iter().zip(planned);
-        let old = old.filter(|(_, planned)| planned.fate.is_removed());
-        let old: Vec<String> = old.map(|(image, _)| image.object.clone()).collect();
-        if !old.is_empty() {
-            self.lease.change(&Change::Forget(old))?;
-        }
-        uploads.remove_garbage(&self.lease.state().images)
+        let old = images.into_iter().zip(planned);
+        old.filter(|(_, planned)| planned.fate.is_removed())
+            .map(|(image, _)| image.object)
+            .collect()
     }
 }

@@ -34,9 +34,11 @@ impl Fate {
 pub(super) enum Intent {
     /// Another holder, or a later end of the lease.
     Lease,
-    Commit(String),
-    /// Removal of an image by the holder, which does not know the newest pins.
-    Rotate(String),
+    /// A new image, and the removal of an old one by the holder, which does not know the newest pins.
+    Commit {
+        object: String,
+        old: Option<String>,
+    },
     Release,
     /// Changes by verbs: this one and the following.
     Pin(String),

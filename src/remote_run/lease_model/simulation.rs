@@ -107,13 +107,14 @@ impl Model {
         let state = &append.state;
         match &append.intent {
             Intent::Lease | Intent::Release => {}
-            Intent::Commit(object) => {
-                self.images.insert(object.clone(), false);
-            }
-            Intent::Rotate(object) => {
-                if self.images.get(object) == Some(&false) {
-                    self.images.remove(object);
+            Intent::Commit { object, old } => {
+                let old = old
+                    .as_ref()
+                    .filter(|old| self.images.get(*old) == Some(&false));
+                if let Some(old) = old {
+                    self.images.remove(old);
                 }
+                self.images.insert(object.clone(), false);
             }
             Intent::Pin(object) => {
                 self.images.insert(object.clone(), true);
@@ -269,7 +270,8 @@ impl Model {
         };
         let oldest = state.images.first().map(|image| image.object.clone());
         let (intent, change) = match (choice, oldest) {
-            (1..=3, _) => {
+            (1..=4, oldest) => {
+                let old = oldest.filter(|_| choice == 4);
                 machine.commits += 1;
                 let object = format!("{}-{}-{}", machine.name, machine.epoch, machine.commits);
                 let image = RemoteImage {
@@ -280,11 +282,11 @@ impl Model {
                     pinned: None,
                     abandoned: false,
                 };
-                (Intent::Commit(object), Change::Commit(image))
-            }
-            (4, Some(oldest)) => {
-                let change = Change::Forget(vec![oldest.clone()]);
-                (Intent::Rotate(oldest), change)
+                let change = Change::Commit {
+                    image,
+                    old: old.iter().cloned().collect(),
+                };
+                (Intent::Commit { object, old }, change)
             }
             (5, _) if self.now < FAULTS_MS => {
                 (Intent::Release, Change::Release { finished: false })
@@ -363,7 +365,7 @@ impl Model {
             (Reply::Appended(append, true), Role::Holds(held)) => {
                 held.renewed(append.begun);
                 machine.known = Some((append.serial, append.state));
-                if let Intent::Commit(object) = append.intent {
+                if let Intent::Commit { object, .. } = append.intent {
                     self.reached.commits.insert(object);
                 }
             }

@@ -54,7 +54,7 @@ impl Scene {
     fn with_images(mut self, count: usize) -> Self {
         for _ in 0..count {
             let image = self.upload();
-            self.lease.change(&Change::Commit(image)).unwrap();
+            self.lease.change(&committed(image)).unwrap();
         }
         self
     }
@@ -92,6 +92,13 @@ fn acquire(bucket: &Bucket, store: &str) -> Lease {
     Lease::acquire(bucket, &terms, |_, _| {}).unwrap().0
 }
 
+fn committed(image: RemoteImage) -> Change {
+    Change::Commit {
+        image,
+        old: Vec::new(),
+    }
+}
+
 fn id(number: u64) -> ImageId {
     ImageId::new(number).unwrap()
 }
@@ -108,12 +115,11 @@ fn a_pin_leaves_the_lease_to_its_holder() {
     let image = scene.upload();
     // The holder does not know the entry of the pin.
     assert_eq!(scene.lease.state().images[0].pinned, None);
-    scene.lease.change(&Change::Commit(image)).unwrap();
     let objects = scene.lease.state().images.into_iter();
-    let all = objects.map(|image| image.object).collect();
-    scene.lease.change(&Change::Forget(all)).unwrap();
+    let old = objects.map(|image| image.object).collect();
+    scene.lease.change(&Change::Commit { image, old }).unwrap();
     let images = verbs.images().unwrap();
-    assert_eq!(numbers(&images), [1]);
+    assert_eq!(numbers(&images), [1, 3]);
     assert_eq!(images[0].pinned.as_deref(), Some("good note"));
     assert!(verbs.unpin(id(1)).unwrap());
     assert!(!verbs.unpin(id(1)).unwrap());
@@ -167,7 +173,7 @@ fn forgotten_images_leave_their_objects_to_the_holder() {
     assert_eq!(scene.objects(), objects);
     // The next image relies on chunks of the forgotten one.
     let image = scene.upload();
-    scene.lease.change(&Change::Commit(image)).unwrap();
+    scene.lease.change(&committed(image)).unwrap();
     let images = scene.lease.state().images;
     scene.uploads.remove_garbage(&images).unwrap();
     // One manifest is gone; the new image has added one and a pack.

@@ -19,6 +19,7 @@ use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload,
 use tokio::runtime::Runtime;
 use url::Url;
 
+use super::aws_profile::AwsProfile;
 use super::remote_error::RemoteError;
 use crate::printable::chain;
 use crate::store::durable;
@@ -75,8 +76,8 @@ pub(crate) enum Created {
 }
 
 impl Bucket {
-    /// Opens the folder at an address; makes no request. `limit` is the time for one operation with all its attempts.
-    /// Credentials come from the provider's environment variables or the role of the machine. A folder of this machine
+    /// Opens the folder at an address; makes no request to it. `limit` is the time for one operation with all its attempts.
+    /// Credentials come from the provider's environment variables, an AWS profile or the role of the machine. A folder of this machine
     /// is created, and must be closed to other users.
     pub(crate) fn open(address: &str, limit: Duration) -> Result<Self, RemoteError> {
         Self::open_with(address, limit, |path| {
@@ -123,7 +124,8 @@ impl Bucket {
                 .and_then(|()| check_private(&path))
                 .map_err(refused)?;
         }
-        let (store, folder) = client(&url, limit).map_err(|error| refused(text(&error)))?;
+        let (store, folder) =
+            client(&url, limit, &runtime).map_err(|error| refused(text(&error)))?;
         Ok(Self {
             store: Arc::from(store),
             folder,
@@ -285,7 +287,11 @@ enum Failure {
 }
 
 /// Creates the client of a provider.
-fn client(url: &Url, limit: Duration) -> Result<(Box<dyn ObjectStore>, Path), object_store::Error> {
+fn client(
+    url: &Url,
+    limit: Duration,
+    runtime: &Runtime,
+) -> Result<(Box<dyn ObjectStore>, Path), object_store::Error> {
     let path = Path::from_url_path(url.path())?;
     let retries = RetryConfig {
         retry_timeout: limit,
@@ -296,7 +302,13 @@ fn client(url: &Url, limit: Duration) -> Result<(Box<dyn ObjectStore>, Path), ob
         .with_connect_timeout(CONNECT_LIMIT);
     let store: Box<dyn ObjectStore> = match url.scheme() {
         "s3" => {
-            let builder = object_store::aws::AmazonS3Builder::from_env().with_url(url.as_str());
+            let mut builder = object_store::aws::AmazonS3Builder::from_env().with_url(url.as_str());
+            if let Some(profile) = runtime.block_on(AwsProfile::chosen()).map_err(unusable)? {
+                if let Some(region) = profile.region() {
+                    builder = builder.with_region(region);
+                }
+                builder = builder.with_credentials(Arc::new(profile));
+            }
             // The environment variable of the SDKs for another server than Amazon's; plain HTTP is possible only there.
             let is_plain = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"]
                 .iter()
@@ -323,6 +335,13 @@ fn client(url: &Url, limit: Duration) -> Result<(Box<dyn ObjectStore>, Path), ob
         _ => Box::new(object_store::local::LocalFileSystem::new().with_fsync(true)),
     };
     Ok((store, path))
+}
+
+fn unusable(reason: String) -> object_store::Error {
+    object_store::Error::Generic {
+        store: "S3",
+        source: reason.into(),
+    }
 }
 
 /// Returns true for the address of object storage, valid or not; any other text is a path.

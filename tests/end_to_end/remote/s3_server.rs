@@ -1,12 +1,13 @@
-//! S3 server on loopback, and a gate in front of it that makes it unreachable.
+//! S3 server on loopback, and a gate in front of it that makes it unreachable, at any time or at a request.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 
 use nix::sys::signal::{Signal, kill};
@@ -19,6 +20,8 @@ use crate::harness::{skip, wait_until, wait_until_or};
 const BUCKET: &str = "bucket";
 /// Beginning of the address in the server's messages.
 const LISTENING: &str = "http://127.0.0.1:";
+/// Beginnings of requests.
+const METHODS: [&[u8]; 5] = [b"GET /", b"PUT /", b"POST /", b"HEAD /", b"DELETE /"];
 
 /// Server with one bucket, killed on drop. Its content is in its memory.
 pub(super) struct S3Server {
@@ -72,11 +75,26 @@ impl S3Server {
 
     /// Makes a command use this server.
     pub(super) fn is_used_by(&self, command: &mut Command) {
+        self.is_reached_by(command);
         command
             .env("AWS_ACCESS_KEY_ID", "x")
             .env("AWS_SECRET_ACCESS_KEY", "y")
-            .env("AWS_REGION", "us-east-1")
-            .env("AWS_ENDPOINT_URL", format!("{LISTENING}{}", self.gate.port));
+            .env("AWS_REGION", "us-east-1");
+    }
+
+    /// Makes a command use this server with the credentials and the region of a profile in this file.
+    pub(super) fn is_used_with(&self, command: &mut Command, file: &Path, profile: &str) {
+        self.is_reached_by(command);
+        // Another `aws` may be first in PATH, of the version 1.
+        let path = std::env::var("PATH").unwrap();
+        command
+            .env("PATH", format!("/usr/bin:{path}"))
+            .env("AWS_CONFIG_FILE", file)
+            .env("AWS_PROFILE", profile);
+    }
+
+    fn is_reached_by(&self, command: &mut Command) {
+        command.env("AWS_ENDPOINT_URL", format!("{LISTENING}{}", self.gate.port));
     }
 
     /// Stops or continues the server's process; a stopped one accepts connections and does not answer.
@@ -145,7 +163,32 @@ struct Shared {
     refuses_packs: AtomicBool,
     /// Number of requests that read packs.
     pack_reads: AtomicUsize,
+    /// Keys by which requests were signed.
+    keys: Mutex<BTreeSet<String>>,
+    /// Packs in the order of the requests that wrote them.
+    pack_writes: Mutex<Vec<String>>,
     connections: Mutex<Vec<TcpStream>>,
+    cut: Mutex<Cut>,
+    mended: Condvar,
+}
+
+/// End of the way to the server at a request. Connections stay open, and nothing passes.
+#[derive(Default)]
+struct Cut {
+    /// Number of requests until then.
+    left: Option<usize>,
+    /// The last request still reaches the server. Its answer does not come back.
+    last_passes: bool,
+    is_reached: bool,
+}
+
+/// What becomes of bytes at the gate.
+#[derive(PartialEq, Eq)]
+enum Passage {
+    Free,
+    /// The bytes begin the last request before the cut, all of which passes.
+    Last,
+    Ended,
 }
 
 impl Gate {
@@ -166,8 +209,12 @@ impl Gate {
 
     /// Makes the server unreachable, and ends the connections to it.
     pub(super) fn close(&self) {
+        self.end_connections(true);
+    }
+
+    fn end_connections(&self, closes: bool) {
         let mut connections = self.shared.connections.lock().unwrap();
-        self.shared.is_closed.store(true, Ordering::SeqCst);
+        self.shared.is_closed.store(closes, Ordering::SeqCst);
         for connection in connections.drain(..) {
             let _ = connection.shutdown(Shutdown::Both);
         }
@@ -181,6 +228,33 @@ impl Gate {
     /// Returns the number of requests that have read packs, or parts of them.
     pub(super) fn pack_reads(&self) -> usize {
         self.shared.pack_reads.load(Ordering::SeqCst)
+    }
+
+    /// Ends the way to the server at a request, counted from 1.
+    pub(super) fn cut_at(&self, request: usize, last_passes: bool) {
+        let mut cut = self.shared.cut.lock().unwrap();
+        (cut.left, cut.last_passes) = (Some(request), last_passes);
+    }
+
+    pub(super) fn is_cut(&self) -> bool {
+        self.shared.cut.lock().unwrap().is_reached
+    }
+
+    /// Ends all connections, also those that were held at the cut. New ones pass.
+    pub(super) fn mend(&self) {
+        self.end_connections(false);
+        *self.shared.cut.lock().unwrap() = Cut::default();
+        self.shared.mended.notify_all();
+    }
+
+    /// Returns the keys by which requests were signed.
+    pub(super) fn keys(&self) -> Vec<String> {
+        self.shared.keys.lock().unwrap().iter().cloned().collect()
+    }
+
+    /// Returns the packs in the order of the requests that wrote them.
+    pub(super) fn pack_writes(&self) -> Vec<String> {
+        self.shared.pack_writes.lock().unwrap().clone()
     }
 
     /// Makes the server reachable again, for everything.
@@ -205,26 +279,74 @@ impl Shared {
             let _ = shared.relay(requests, &to_server);
             let _ = to_server.shutdown(Shutdown::Both);
         });
-        let (mut answers, mut to_client) = (server, client);
+        let shared = Arc::clone(self);
         thread::spawn(move || {
-            let _ = io::copy(&mut answers, &mut to_client);
-            let _ = to_client.shutdown(Shutdown::Both);
+            let _ = shared.relay_answers(server, &client);
+            let _ = client.shutdown(Shutdown::Both);
         });
         Ok(())
+    }
+
+    fn relay_answers(&self, mut answers: TcpStream, mut client: &TcpStream) -> io::Result<()> {
+        let mut buffer = vec![0; 64 << 10];
+        loop {
+            let len = answers.read(&mut buffer)?;
+            if len == 0 || self.passage(false) == Passage::Ended {
+                return Ok(());
+            }
+            client.write_all(&buffer[..len])?;
+        }
+    }
+
+    /// Waits at a cut.
+    fn passage(&self, begins_request: bool) -> Passage {
+        let mut cut = self.cut.lock().unwrap();
+        if let (false, true, Some(left)) = (cut.is_reached, begins_request, cut.left) {
+            cut.is_reached = left <= 1;
+            cut.left = Some(left.saturating_sub(1));
+            if cut.is_reached && cut.last_passes {
+                return Passage::Last;
+            }
+        }
+        if !cut.is_reached {
+            return Passage::Free;
+        }
+        drop(self.mended.wait_while(cut, |cut| cut.is_reached).unwrap());
+        Passage::Ended
     }
 
     /// Passes requests on until their end, or until a refused one. A client sends a request after the answer to the
     /// previous one, so a request begins where a read begins.
     fn relay(&self, mut requests: TcpStream, mut server: &TcpStream) -> io::Result<()> {
         let mut buffer = vec![0; 64 << 10];
+        let mut passage = Passage::Free;
         loop {
             let len = requests.read(&mut buffer)?;
             let bytes = &buffer[..len];
             let line = bytes.split(|byte| *byte == b'\r').next().unwrap_or(bytes);
+            let begins = METHODS.iter().any(|method| line.starts_with(method));
             let is_pack = line.windows(7).any(|part| part == b"/packs/");
             let is_write = is_pack && line.starts_with(b"PUT ");
             if len == 0 || is_write && self.refuses_packs.load(Ordering::SeqCst) {
                 return Ok(());
+            }
+            if passage != Passage::Last {
+                passage = self.passage(begins);
+            }
+            if passage == Passage::Ended {
+                return Ok(());
+            }
+            if begins {
+                let text = String::from_utf8_lossy(bytes);
+                let key = text
+                    .split_once("Credential=")
+                    .and_then(|(_, rest)| rest.split_once('/'));
+                let key = key.map(|(key, _)| key.to_owned());
+                self.keys.lock().unwrap().extend(key);
+            }
+            if is_write {
+                let line = String::from_utf8_lossy(line).into_owned();
+                self.pack_writes.lock().unwrap().push(line);
             }
             if is_pack && line.starts_with(b"GET ") {
                 self.pack_reads.fetch_add(1, Ordering::SeqCst);

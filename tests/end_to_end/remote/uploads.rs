@@ -1,13 +1,14 @@
 //! Uploads of images: their end at a stop, failures, and the removal of old objects.
 
 use std::fs;
+use std::path::Path;
 use std::process::{Child, Stdio};
 
 use nix::sys::signal::Signal;
 
 use super::{RemoteFolder, S3Server, StepsJob};
 use crate::harness::{
-    ON_REQUEST, Place, Run, UNTIL_GO, apply, as_root, as_root_and_user, stderr, stdout,
+    ON_REQUEST, Place, Run, UNTIL_GO, apply, as_root, as_root_and_user, skip, stderr, stdout,
     wait_until_or,
 };
 
@@ -65,6 +66,39 @@ fn a_failed_upload_is_retried() {
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
     let said = place.text("err");
     assert_eq!(said.matches("cannot upload the image").count(), 1, "{said}");
+}
+
+#[apply(as_root)]
+fn a_profile_of_the_aws_program_supplies_the_key() {
+    if !Path::new("/usr/bin/aws").exists() {
+        skip("no AWS CLI 2 here (scripts/setup-tests installs it)");
+        return;
+    }
+    let Some(server) = S3Server::start() else {
+        return;
+    };
+    let (place, url) = (Place::new(), server.url());
+    let profile = "[profile work]\naws_access_key_id = of-work\naws_secret_access_key = y\nregion = us-east-1\n";
+    let file = place.file("aws-config");
+    fs::write(&file, profile).unwrap();
+    let options = [&ON_REQUEST[..], &["--remote", &url]].concat();
+    let mut run = place.start_python_with(&options, UNTIL_GO, |command| {
+        server.is_used_with(command, &file, "work");
+    });
+    place.wait_for("out", "ready");
+    place.snapshot();
+    place.wait_for("err", "the image is in the remote store image=000001");
+    place.go();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    assert_eq!(server.gate().keys(), ["of-work"]);
+
+    let mut unknown = place.command(&["--store", &url, "list"]);
+    server.is_used_with(&mut unknown, &file, "other");
+    let done = unknown.output().unwrap();
+    assert!(!done.status.success());
+    let said = stderr(&done);
+    assert!(said.contains("aws configure export-credentials"), "{said}");
+    assert!(said.contains("(other)"), "{said}");
 }
 
 /// Starts a run with `remote.sync` whose uploads fail, and requests a snapshot.
