@@ -90,6 +90,9 @@ fn halt_released(
         }
         drop(halted);
         thread::sleep(TRY_PAUSE);
+        // An agent whose reply was late may still be calling the driver. Once the processes are locked, it could neither
+        // finish nor reply, so this waits for its reply. An error is found again by the next attempt.
+        let _ = kept.is_whole(processes.driver, processes.covers);
     }
 }
 
