@@ -1,7 +1,7 @@
 //! Kills (SIGKILL) of the supervisor at each of its requests to object storage in turn.
 //!
-//! A life of the supervisor starts or continues the job, uploads an image, and ends with another one by `stop`. The
-//! first life is killed at its first request, the second at its second, and so on, until a life makes fewer requests.
+//! A round starts or continues the job, uploads an image, and ends with another one by `stop`. The first round is ended
+//! at its first request, the second at its second, and so on. The last round makes fewer requests.
 
 use std::process::{Child, Stdio};
 
@@ -26,7 +26,7 @@ assert hashlib.sha256(memory).hexdigest() == checksum
 print("equal", step, flush=True)
 "#;
 const UPLOADED: &str = "the image is in the remote store";
-/// More requests than a life makes.
+/// Limit above the number of requests in a round.
 const REQUESTS_MAX: usize = 100;
 
 struct Scene {
@@ -82,16 +82,12 @@ impl Scene {
         reached
     }
 
-    /// Performs a life's steps. Returns false if the way to the server was cut before its end.
-    fn live(&self, run: &mut Run) -> bool {
-        let (begun, uploaded) = (
-            self.count(" started ") + self.count(" restored "),
-            self.count(UPLOADED),
-        );
+    /// Performs the steps of a round. Returns false if the way to the server was cut before its end.
+    fn round(&self, run: &mut Run) -> bool {
+        let starts = || self.count(" started ") + self.count(" restored ");
+        let (begun, uploaded) = (starts(), self.count(UPLOADED));
         let steps = || self.place.text("log").lines().count();
-        if !self.reaches("a job", || {
-            self.count(" started ") + self.count(" restored ") > begun
-        }) {
+        if !self.reaches("a job", || starts() > begun) {
             return false;
         }
         let before = steps();
@@ -134,7 +130,7 @@ fn kill_at_every_request(last_passes: bool) {
         assert!(request < REQUESTS_MAX, "{}", scene.place.text("err"));
         gate.cut_at(request, last_passes);
         let mut run = scene.start(&scene.place);
-        if scene.live(&mut run) {
+        if scene.round(&mut run) {
             assert_eq!(run.wait(), 75, "{}", scene.place.text("err"));
             break;
         }

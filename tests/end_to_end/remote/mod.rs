@@ -1,5 +1,5 @@
-//! Runs whose images are also in a remote store: continuation elsewhere, kills at requests, older images, other machines, the lease,
-//! uploads, verbs.
+//! Runs whose images are also in a remote store: continuation elsewhere, kills at requests, older images, other
+//! machines, the lease, uploads, verbs.
 //!
 //! The remote store is a folder (`remote_folder`), or a bucket of an S3 server that is not ours, on loopback
 //! (`s3_server`). "Another machine" is an empty store: that of another folder, or that of the same folder, emptied.

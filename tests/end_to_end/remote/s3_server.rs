@@ -182,7 +182,7 @@ struct Cut {
     is_reached: bool,
 }
 
-/// What becomes of bytes at the gate.
+/// Treatment of bytes at the gate.
 #[derive(PartialEq, Eq)]
 enum Passage {
     Free,
