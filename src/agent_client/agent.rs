@@ -149,7 +149,8 @@ impl<'a> Agent<'a> {
                 released: reply.flags & wire::RELEASED != 0,
                 imported: reply.flags & wire::IMPORTED != 0,
                 shares: reply.flags & wire::SHARES != 0,
-                lends: reply.flags & wire::LENDS != 0,
+                // The agent sets the flag for good. Without memory it shares none.
+                lends: reply.flags & wire::LENDS != 0 && reply.bytes > 0,
                 moved: reply.flags & wire::MOVED != 0,
                 opaque: reply.flags & wire::OPAQUE != 0,
             })),

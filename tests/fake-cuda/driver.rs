@@ -55,6 +55,7 @@ pub struct Driver {
     pub hold: UntilFile,
     pub get_handle: unsafe extern "C" fn(*mut Handle, u64) -> c_int,
     pub open_handle: unsafe extern "C" fn(*mut u64, Handle, u32) -> c_int,
+    pub close_handle: unsafe extern "C" fn(u64) -> c_int,
 }
 
 impl Driver {
@@ -97,6 +98,7 @@ impl Driver {
                 release: transmute_copy(&get("cuMemRelease", 10020)),
                 get_handle: transmute_copy(&get("cuIpcGetMemHandle", 4010)),
                 open_handle: transmute_copy(&get("cuIpcOpenMemHandle", 11000)),
+                close_handle: transmute_copy(&get("cuIpcCloseMemHandle", 4010)),
                 kernel: transmute_copy(&direct("fakeKernel")),
                 hold: transmute_copy(&direct("fakeHoldDriverLock")),
             }

@@ -2,10 +2,11 @@
 //! final output is independent of interruptions.
 //!
 //! ```text
-//! pair [--steps 30] [--wait-at STEP:FILE] [--begin-at FILE]
+//! pair [--steps 30] [--wait-at STEP:FILE] [--begin-at FILE] [--free-until FILE]
 //! first   allocate, export ──── handle ───▶ open ┐
 //!         open ◀─────────────── handle ─── allocate, export      second, which the first starts
-//! Each creates a context first, and with --begin-at waits for the file then. In each step the first changes its own memory by the second's, then the second its own by the first's, and sums up
+//! Each creates a context first, and with --begin-at waits for the file then. In each step the first changes its own memory by the second's, then the second its own by the first's, and sums up.
+//! With --free-until, both free all memory after the last step and wait for the file
 //! ```
 //! So a process with a copy of the other's memory, instead of that memory itself, would print a different result.
 #![allow(unsafe_code, reason = "calls the driver through C")]
@@ -24,6 +25,8 @@ const WORDS: usize = (4 << 20) / 8;
 const BYTES: usize = WORDS * 8;
 /// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`.
 const LAZY_PEERS: u32 = 1;
+/// Message to the second process: free all memory.
+const FREE: &str = "free";
 
 /// Process, with the other's memory beside its own.
 struct Side {
@@ -51,8 +54,8 @@ impl Side {
             must("cuDevicePrimaryCtxRetain", retained);
             must("cuCtxSetCurrent", (driver.set_current)(context));
         }
-        while begin_at.is_some_and(|path| !Path::new(path).exists()) {
-            std::thread::sleep(Duration::from_millis(5));
+        if let Some(path) = begin_at {
+            wait_for(path);
         }
         // SAFETY: there is room for the results.
         unsafe {
@@ -97,6 +100,15 @@ impl Side {
         sum
     }
 
+    /// Frees its own memory, and closes the other's.
+    fn free(&self) {
+        // SAFETY: opened in `begin`, and not used after this.
+        let closed = unsafe { (self.driver.close_handle)(self.others) };
+        must("cuIpcCloseMemHandle", closed);
+        // SAFETY: allocated in `begin`, and not used after this.
+        must("cuMemFree", unsafe { (self.driver.free)(self.own) });
+    }
+
     fn read(&self, from: u64) -> Vec<u64> {
         let mut words = vec![0; WORDS];
         // SAFETY: the allocation has this length.
@@ -104,6 +116,12 @@ impl Side {
             (self.driver.download)(words.as_mut_ptr(), from, BYTES)
         });
         words
+    }
+}
+
+fn wait_for(path: &str) {
+    while !Path::new(path).exists() {
+        std::thread::sleep(Duration::from_millis(5));
     }
 }
 
@@ -117,14 +135,24 @@ fn hear(input: &mut impl BufRead) -> Option<String> {
 fn second(begin_at: Option<&str>) {
     let (mut input, mut output) = (std::io::stdin().lock(), std::io::stdout().lock());
     let side = Side::begin(1, begin_at, &mut output, &mut input);
-    while let Some(step) = hear(&mut input) {
-        let sum = side.step(step.parse().expect("a step"));
-        writeln!(output, "{sum:016x}").unwrap();
+    while let Some(line) = hear(&mut input) {
+        if line == FREE {
+            side.free();
+            writeln!(output).unwrap();
+        } else {
+            let sum = side.step(line.parse().expect("a step"));
+            writeln!(output, "{sum:016x}").unwrap();
+        }
         output.flush().unwrap();
     }
 }
 
-fn first(steps: u64, wait_at: Option<&(u64, String)>, begin_at: Option<&str>) {
+fn first(
+    steps: u64,
+    wait_at: Option<&(u64, String)>,
+    begin_at: Option<&str>,
+    free_until: Option<&str>,
+) {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .arg("second")
         .args(begin_at)
@@ -140,9 +168,16 @@ fn first(steps: u64, wait_at: Option<&(u64, String)>, begin_at: Option<&str>) {
         writeln!(output, "{step}").unwrap();
         let other = hear(&mut input).expect("the other's sum");
         println!("{step} {sum:016x} {other}");
-        while wait_at.is_some_and(|(at, path)| *at == step && !Path::new(path).exists()) {
-            std::thread::sleep(Duration::from_millis(5));
+        if let Some((_, path)) = wait_at.filter(|(at, _)| *at == step) {
+            wait_for(path);
         }
+    }
+    if let Some(path) = free_until {
+        writeln!(output, "{FREE}").unwrap();
+        hear(&mut input).expect("the other's reply");
+        side.free();
+        eprintln!("freed");
+        wait_for(path);
     }
     drop(output);
     assert!(child.wait().expect("the second process").success());
@@ -150,13 +185,14 @@ fn first(steps: u64, wait_at: Option<&(u64, String)>, begin_at: Option<&str>) {
 }
 
 fn main() {
-    let (mut steps, mut wait_at, mut begin_at) = (30, None, None);
+    let (mut steps, mut wait_at, mut begin_at, mut free_until) = (30, None, None, None);
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
         let mut value = || words.next().expect("a value");
         match word.as_str() {
             "second" => return second(words.next().as_deref()),
             "--begin-at" => begin_at = Some(value()),
+            "--free-until" => free_until = Some(value()),
             "--steps" => steps = value().parse().unwrap(),
             "--wait-at" => {
                 let value = value();
@@ -166,5 +202,10 @@ fn main() {
             other => panic!("no option {other}"),
         }
     }
-    first(steps, wait_at.as_ref(), begin_at.as_deref());
+    first(
+        steps,
+        wait_at.as_ref(),
+        begin_at.as_deref(),
+        free_until.as_deref(),
+    );
 }

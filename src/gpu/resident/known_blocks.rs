@@ -39,12 +39,24 @@ type Parts = HashMap<Place, Recorded>;
 /// Streams of the newest image, and the fingerprints of its device memory.
 type Earlier = (EarlierStreams, Arc<Parts>);
 
+/// Bytes that an image may have to copy besides twice those of the image before.
+const MORE_BYTES: u64 = 1 << 30;
+
+/// Device memory in the newest image.
+#[derive(Clone, Debug)]
+struct Newest {
+    image: ImageId,
+    parts: Arc<Parts>,
+    /// Bytes that were copied for it.
+    copied: u64,
+}
+
 /// Blocks of device memory in the newest image.
 #[derive(Debug)]
 pub(crate) struct KnownBlocks {
     /// Random keys; `None` if there is no randomness, and then all memory is copied.
     keys: Option<Arc<[u8]>>,
-    newest: Mutex<Option<(ImageId, Arc<Parts>)>>,
+    newest: Mutex<Option<Newest>>,
 }
 
 impl Default for KnownBlocks {
@@ -66,40 +78,56 @@ impl KnownBlocks {
     /// Prepares the comparison for an image that is about to be written: a thread reads the manifest of the newest image.
     pub(super) fn changes(&self, store: &Store) -> Changes {
         let newest = locked(&self.newest).clone();
-        let reading = newest.and_then(|(image, parts)| {
+        let expected = newest.as_ref().map(|newest| expected(newest.copied));
+        let reading = newest.and_then(|Newest { image, parts, .. }| {
             let (store, thread) = (store.clone(), Builder::new().name("blocks".to_owned()));
             // An image that is gone or unreadable is not compared with.
             let read = move || Some((store.earlier_streams(image).ok()?, parts));
             thread.spawn(read).ok()
         });
         Changes {
+            expected,
             reading: Mutex::new(reading),
-            earlier: OnceLock::new(),
-            found: Mutex::default(),
-            unread: AtomicU64::new(0),
+            ..Changes::default()
         }
     }
 
     /// Keeps what was found about an image, which is committed.
     pub fn keep(&self, image: ImageId, changes: &Changes) {
         let found = std::mem::take(&mut *locked(&changes.found));
-        let unread = changes.unread.load(Ordering::Relaxed);
-        tracing::debug!(%image, unread, parts = found.len(), "device memory is known by its fingerprints");
-        *locked(&self.newest) = Some((image, Arc::new(found)));
+        let copied = changes.copied.load(Ordering::Relaxed);
+        tracing::debug!(%image, copied, parts = found.len(), "device memory is known by its fingerprints");
+        *locked(&self.newest) = Some(Newest {
+            image,
+            parts: Arc::new(found),
+            copied,
+        });
     }
 }
 
 /// Comparison of device memory with the newest image, while another one is written.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Changes {
+    /// Estimate of the bytes to copy; `None` without an earlier image.
+    expected: Option<u64>,
     reading: Mutex<Option<JoinHandle<Option<Earlier>>>>,
     earlier: OnceLock<Option<Earlier>>,
     found: Mutex<Parts>,
-    /// Number of bytes that were not copied.
-    unread: AtomicU64,
+    /// Number of bytes that were copied.
+    copied: AtomicU64,
+}
+
+/// Returns an estimate of the bytes to copy, from the bytes copied for the image before.
+fn expected(copied: u64) -> u64 {
+    copied.saturating_mul(2).saturating_add(MORE_BYTES)
 }
 
 impl Changes {
+    /// Returns an estimate of how many of `bytes` will be copied, as the memory changes about as much from image to image.
+    pub(super) fn expected_of(&self, bytes: u64) -> u64 {
+        self.expected.map_or(bytes, |expected| expected.min(bytes))
+    }
+
     fn earlier(&self) -> Option<&Earlier> {
         let wait = || locked(&self.reading).take()?.join().ok().flatten();
         self.earlier.get_or_init(wait).as_ref()
@@ -115,28 +143,25 @@ impl Changes {
         mut read: impl FnMut(&mut StreamWriter, Range<u64>) -> Result<(), E>,
     ) -> Result<(), E> {
         let Some((name, fingerprints)) = found else {
-            return read(stream, 0..place.len);
+            read(stream, 0..place.len)?;
+            self.copied.fetch_add(place.len, Ordering::Relaxed);
+            return Ok(());
         };
-        match self
-            .earlier()
-            .and_then(|(streams, parts)| Some((streams, parts.get(&place)?)))
-        {
-            Some((streams, before)) => {
-                let is_same = |range: Range<u64>| {
-                    let blocks = block(range.start)..block(range.end + BLOCK_BYTES - 1);
-                    let before = before.fingerprints.get(blocks.clone());
-                    before.is_some() && before == fingerprints.get(blocks)
-                };
-                let unread = stream.append_changes(
-                    (streams, &before.stream),
-                    place.len,
-                    is_same,
-                    &mut read,
-                )?;
-                self.unread.fetch_add(unread, Ordering::Relaxed);
-            }
-            None => read(stream, 0..place.len)?,
-        }
+        let known = self.earlier();
+        let known = known.and_then(|(streams, parts)| Some((streams, parts.get(&place)?)));
+        let unread = if let Some((streams, before)) = known {
+            let is_same = |range: Range<u64>| {
+                let blocks = block(range.start)..block(range.end + BLOCK_BYTES - 1);
+                let before = before.fingerprints.get(blocks.clone());
+                before.is_some() && before == fingerprints.get(blocks)
+            };
+            stream.append_changes((streams, &before.stream), place.len, is_same, &mut read)?
+        } else {
+            read(stream, 0..place.len)?;
+            0
+        };
+        self.copied
+            .fetch_add(place.len.saturating_sub(unread), Ordering::Relaxed);
         let recorded = Recorded {
             stream: name.to_owned(),
             fingerprints,
@@ -149,4 +174,27 @@ impl Changes {
 /// Returns the number of the block that contains an offset.
 fn block(offset: u64) -> usize {
     usize::try_from(offset / BLOCK_BYTES).unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn estimate_is_never_more_than_all_memory() {
+        const GIB: u64 = 1 << 30;
+        let of = |copied: Option<u64>, bytes| {
+            let expected = copied.map(expected);
+            let changes = Changes {
+                expected,
+                ..Changes::default()
+            };
+            changes.expected_of(bytes)
+        };
+        assert_eq!(of(None, 50 * GIB), 50 * GIB, "no image before");
+        assert_eq!(of(Some(GIB), 50 * GIB), 3 * GIB);
+        assert_eq!(of(Some(0), 50 * GIB), MORE_BYTES);
+        assert_eq!(of(Some(64 * GIB), 50 * GIB), 50 * GIB);
+        assert_eq!(of(Some(u64::MAX), GIB), GIB);
+    }
 }

@@ -82,14 +82,16 @@ fn ask(channel: &mut Channel, token: &Token, cover: &Cover) -> Result<Vec<Holdin
 }
 
 /// Returns the largest possible shadow of the job's memory on each GPU: the memory there or, if unknown, all memory
-/// that agents hold (`covered`) on each GPU in use.
+/// that agents hold (`covered`) on each GPU in use. If agents hold none at present, the same: the copier cannot start
+/// without a GPU, and a job whose memory only agents can save may allocate again before it is halted.
 pub(super) fn shadows(
     held: Option<&MemoryUsage>,
     gpus: &[GpuFacts],
     covered: u64,
 ) -> Vec<(GpuUuid, u64)> {
-    if let Some(held) = held {
-        return held.by_gpu();
+    let known = held.map(MemoryUsage::by_gpu).unwrap_or_default();
+    if !known.is_empty() {
+        return known;
     }
     let is_used = |gpu: &&GpuFacts| gpu.used_bytes.is_some_and(|bytes| bytes > 0);
     // A GPU that the driver does not list yet is opened later, with its memory; if it lists none, each may be in use.
@@ -148,6 +150,11 @@ mod tests {
         assert_eq!(known, [(gpu(1), 75)]);
         let unknown = shadows(None, &used([None, None, Some(0)]), 75);
         assert_eq!(unknown, [(gpu(1), 75), (gpu(2), 75), (gpu(3), 75)]);
+        let freed = MemoryUsage::default();
+        assert_eq!(
+            shadows(Some(&freed), &used([Some(7), None, None]), 0),
+            [(gpu(1), 0)]
+        );
     }
 
     #[test]

@@ -117,9 +117,14 @@ impl ResidentPlan {
         self.bytes
     }
 
-    /// Returns an estimate of the bytes that are read while the job is frozen.
+    /// Returns the maximum number of bytes that are read while the job is frozen.
     pub fn bytes_without_shadow(&self) -> u64 {
         self.bytes().saturating_sub(self.room)
+    }
+
+    /// Returns an estimate of these bytes: blocks that are the same as in the newest image are not read.
+    pub fn bytes_expected_without_shadow(&self) -> u64 {
+        self.changes.expected_of(self.bytes_without_shadow())
     }
 
     /// Returns true if another attempt without resident memory may avoid this error.

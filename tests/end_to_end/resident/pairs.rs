@@ -123,6 +123,17 @@ fn sharing_begun_during_preparation_repeats_it() {
 }
 
 #[apply(as_root_and_user)]
+fn freed_shared_memory_does_not_end_snapshots() {
+    let pair = Pair::start(&["--free-until", "go"]);
+    pair.place.wait_for("err", "freed");
+    for number in 1..=2 {
+        pair.place.snapshot();
+        pair.crash(number);
+    }
+    pair.ends_as_ever();
+}
+
+#[apply(as_root_and_user)]
 fn a_paused_job_gives_shared_memory_back_and_gets_it_again() {
     let pair = Pair::start(&WAIT);
     pair.place.wait_for("out", "\n20 ");
