@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, PipeWriter};
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
@@ -74,8 +75,9 @@ pub enum Job {
     Chain(Files),
     /// [`COUNTER`], whose output goes into a separate pipe for each supervisor.
     Pipe(Vec<Delivered>),
-    /// Sample job on fake GPUs, with memory that stays on them, and its number of steps. It ends by itself.
-    Gpu(FakeGpu, String),
+    /// Sample job on fake GPUs, with memory that stays on them, and its number of steps. After the last step it waits to be
+    /// stopped.
+    Gpu(FakeGpu, usize),
 }
 
 /// Source of ckpt-run's knowledge about the job's closed files.
@@ -93,10 +95,15 @@ impl Job {
             "chain" => Self::Chain(Files::Watched),
             "included" => Self::Chain(Files::Included),
             "pipe" => Self::Pipe(Vec::new()),
-            _ => {
-                let steps = (GPU_STEPS * rounds).to_string();
-                Self::Gpu(FakeGpu::with(1, GPU_MIB), steps)
-            }
+            _ => Self::Gpu(FakeGpu::with(1, GPU_MIB), GPU_STEPS * rounds),
+        }
+    }
+
+    /// Returns true if the job makes no more progress: the GPU job has a limited number of steps.
+    pub fn is_done(&self, place: &Place) -> bool {
+        match self {
+            Self::Chain(_) | Self::Pipe(_) => false,
+            Self::Gpu(_, steps) => place.text("out").contains(&format!("\n{} ", steps - 1)),
         }
     }
 
@@ -108,6 +115,15 @@ impl Job {
         }
     }
 
+    /// Returns the file at which the job ends. It is in no image: whoever wrote it right at a kill would be unknown.
+    fn stop_file(&self, place: &Place) -> PathBuf {
+        match self {
+            Self::Chain(_) | Self::Pipe(_) => place.file("stop"),
+            // A folder whose files are excluded.
+            Self::Gpu(gpu, _) => gpu.folder().join("stop"),
+        }
+    }
+
     /// Runs the same command line, for the first time or again.
     pub fn start(&mut self, place: &Place) -> Run {
         // The tests cause restarts without progress.
@@ -115,12 +131,12 @@ impl Job {
         let set = |command: &mut Command| {
             command.env("CKPT_RUN_RESTART_BACKOFF", "10ms");
         };
-        // The test writes `stop` at any moment. Right at a kill its writer is unknown, and the images would be refused.
         let stop_is_the_tests = |command: &mut Command| {
             set(command);
             command.env("CKPT_RUN_FILES_EXCLUDE", "stop");
         };
         let python = ["python3", "-u", "job.py"];
+        let stop = self.stop_file(place);
         match self {
             Self::Chain(files) => {
                 write_once(place, CHAIN);
@@ -144,7 +160,8 @@ impl Job {
                 let program = fake_gpu::job();
                 let mut command = place.command(&options);
                 command.arg("--").arg(program).args(GPU_JOB).args(GPU_PAUSE);
-                command.args(["--steps", steps]);
+                command.args(["--steps", &steps.to_string()]);
+                command.args(["--wait-at", &format!("{}:{}", *steps - 1, stop.display())]);
                 set(&mut command);
                 command.env("CKPT_RUN_CUDA_MEMORY", "resident");
                 place.spawn(gpu.wrap(&command), |_| {})
@@ -160,10 +177,7 @@ impl Job {
                 segments.iter().all(|one| one.last() < counted(place))
             });
         }
-        // The GPU job ends by itself, and does not exclude this file from its own.
-        if !matches!(self, Self::Gpu(..)) {
-            fs::write(place.file("stop"), "").expect("written");
-        }
+        fs::write(self.stop_file(place), "").expect("written");
         assert_eq!(run.wait(), 0, "{}", place.text("err"));
         match self {
             Self::Chain(_) => {
@@ -185,6 +199,7 @@ impl Job {
                 assert_eq!(problem, None, "{}", place.text("err"));
             }
             Self::Gpu(gpu, steps) => {
+                let steps = steps.to_string();
                 let expected = untouched(&gpu, &[&GPU_JOB[..], &["--steps", &steps]].concat());
                 assert!(
                     place.text("out") == expected,

@@ -117,14 +117,13 @@ impl Scene {
         text.lines().count()
     }
 
-    /// Returns true if the job has ended by itself: the GPU job has a limited number of steps.
-    fn has_ended(&mut self) -> bool {
-        matches!(self.job, Job::Gpu(..)) && self.run.has_ended()
+    fn is_done(&self) -> bool {
+        self.job.is_done(&self.place)
     }
 
     fn snapshot(&mut self) {
         wait_until(&format!("a snapshot; {}", self.place.text("err")), || {
-            self.has_ended() || self.place.verb(&["snapshot"]).status.success()
+            self.place.verb(&["snapshot"]).status.success()
         });
         self.crashes = 0;
     }
@@ -169,10 +168,10 @@ impl Scene {
     }
 
     /// Waits for a process of this kind, within the limit.
-    fn await_any(&mut self, victim: Victim) {
+    fn await_any(&self, victim: Victim) {
         let end = Instant::now() + Duration::from_millis(APPEARS_MS_MAX);
         let criu = [Victim::CriuInDump, Victim::CriuInRestore].contains(&victim);
-        while criu && Instant::now() < end && !self.has_ended() {
+        while criu && Instant::now() < end {
             if !victim.processes(&self.run).is_empty() {
                 return;
             }
@@ -180,9 +179,6 @@ impl Scene {
     }
 
     fn kill(&mut self, victim: Victim, random: &mut Random) -> bool {
-        if self.has_ended() {
-            return false;
-        }
         let found = victim.processes(&self.run);
         if found.is_empty() {
             return false;
@@ -196,11 +192,8 @@ impl Scene {
     fn computes(&mut self) {
         let before = self.reached();
         wait_until(&format!("progress; {}", self.place.text("err")), || {
-            if matches!(self.job, Job::Gpu(..)) && self.run.has_ended() {
-                return true;
-            }
             assert!(!self.run.has_ended(), "{}", self.place.text("err"));
-            self.reached() > before + 1
+            self.reached() > before + 1 || self.is_done()
         });
     }
 }
@@ -212,7 +205,7 @@ fn rounds_with(name: &str) {
     let (mut random, mut tally) = (Random::new(name), Tally::new());
     let mut scene = Scene::start(Job::named(name, rounds));
     for _ in 0..rounds {
-        if scene.has_ended() {
+        if scene.is_done() {
             break;
         }
         scene.round(&mut random, &mut tally);
