@@ -14,7 +14,7 @@ use crate::harness::{Place, Run, apply, as_root, descendants, skip, state, stder
 const DISK_BYTES: u64 = 2 << 30;
 /// Creates the job's memory: far more than may wait for the disk, so that it is being written when the disk begins to
 /// hang.
-const BALLAST: &str = "i = 0\nballast = os.urandom(256 << 20)\n";
+const BALLAST: &str = "i = 0\nballast = os.urandom(128 << 20)\n";
 const BUFFER: &str = "16MiB";
 
 /// Separate file system over a folder, which can be made to hang; removed on drop.
@@ -85,7 +85,7 @@ fn hanging_disk_does_not_freeze_the_job() {
     let mut run = start_with(&place, &COUNTER.replace("i = 0\n", BALLAST), |command| {
         command
             .env("CKPT_RUN_SNAPSHOT_BUFFER", BUFFER)
-            // Writing the ballast takes longer than a minute on a loaded machine.
+            // Writing the ballast takes a minute on a loaded machine.
             .env("CKPT_RUN_SNAPSHOT_TIMEOUT", "100s");
     });
     wait_for_the_first_line(&place);

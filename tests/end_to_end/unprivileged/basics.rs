@@ -111,12 +111,12 @@ fn doctor_has_no_problem_and_says_what_is_weaker() {
 #[apply(as_user)]
 fn rehearse_compares_runs_and_names_unknown_files() {
     let place = Place::new();
-    let script = "import time\nfor i in range(200):\n    print(i, flush=True); time.sleep(0.02)\n";
+    let script = "import time\nfor i in range(400):\n    print(i, flush=True); time.sleep(0.02)\n";
     fs::write(place.file("job.py"), script).unwrap();
     let output = place.verb(&["rehearse", "--", "python3", "-u", "job.py"]);
     let said = stdout(&output);
     assert!(
-        said.contains("stdout: all 200 lines are equal")
+        said.contains("stdout: all 400 lines are equal")
             && said.contains("some files that the job writes may be unknown"),
         "{said} {}",
         stderr(&output)
