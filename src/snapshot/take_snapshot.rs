@@ -271,16 +271,17 @@ fn admit(
     }
     let resident: u64 = processes.iter().map(|process| process.resident).sum();
     disk_space::make(context, state, all + resident)?;
-    let frozen = |of: fn(&ResidentPlan) -> u64| needed + resident + resident_plan.map_or(0, of);
-    let most = resident_plan.map(|_| frozen(ResidentPlan::bytes_without_shadow));
-    let options = write_options(context, available - needed, most);
+    let dumped = needed + resident;
+    let frozen = resident_plan.map(|plan| dumped + plan.bytes_without_shadow());
+    let options = write_options(context, available - needed, frozen);
     let newest = state.newest_of_others();
     let writer = context.store.begin_after(&context.lock, options, newest)?;
     context
         .ongoing
         .measure(writer.taken(), Some(all + resident));
     // More is populated as it is used.
-    writer.reserve(frozen(ResidentPlan::bytes_expected_without_shadow));
+    let expected = resident_plan.map_or(0, ResidentPlan::bytes_expected_without_shadow);
+    writer.reserve(dumped + expected);
     Ok(writer)
 }
 

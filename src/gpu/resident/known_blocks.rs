@@ -143,9 +143,8 @@ impl Changes {
         mut read: impl FnMut(&mut StreamWriter, Range<u64>) -> Result<(), E>,
     ) -> Result<(), E> {
         let Some((name, fingerprints)) = found else {
-            read(stream, 0..place.len)?;
             self.copied.fetch_add(place.len, Ordering::Relaxed);
-            return Ok(());
+            return read(stream, 0..place.len);
         };
         let known = self.earlier();
         let known = known.and_then(|(streams, parts)| Some((streams, parts.get(&place)?)));

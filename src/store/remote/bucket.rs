@@ -76,9 +76,9 @@ pub(crate) enum Created {
 }
 
 impl Bucket {
-    /// Opens the folder at an address; makes no request to it. `limit` is the time for one operation with all its attempts.
-    /// Credentials come from the provider's environment variables, an AWS profile or the role of the machine. A folder of this machine
-    /// is created, and must be closed to other users.
+    /// Opens the folder at an address; makes no request to it. `limit` is the time for one operation with all its
+    /// attempts. Credentials come from the provider's environment variables, an AWS profile or the role of the machine.
+    /// A folder of this machine is created, and must be closed to other users.
     pub(crate) fn open(address: &str, limit: Duration) -> Result<Self, RemoteError> {
         Self::open_with(address, limit, |path| {
             let made = durable::create_parents(path).and_then(|()| durable::create_folder(path));
