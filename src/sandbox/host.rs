@@ -73,8 +73,8 @@ pub struct Sandbox {
     tool_events: Mutex<Receiver<Event>>,
     /// The requested sockets, or the system's error numbers.
     sockets: Mutex<Receiver<io::Result<OwnedFd>>>,
-    /// True if a watcher is running, which must exit after the job.
-    watched: AtomicBool,
+    /// True if pid 1 has more to do after the job's end: for a watcher, or for the network's last data.
+    has_last_work: AtomicBool,
 }
 
 impl Sandbox {
@@ -153,7 +153,7 @@ impl Sandbox {
             reaped,
             tool_events: Mutex::new(tool_events),
             sockets: Mutex::new(sockets),
-            watched: AtomicBool::new(false),
+            has_last_work: AtomicBool::new(isolation.has_network()),
         }))
     }
 
@@ -276,7 +276,7 @@ impl Sandbox {
         obituary: Vec<u8>,
         descriptors: &[RawFd],
     ) -> Result<(), SandboxError> {
-        self.watched.store(true, Ordering::Relaxed);
+        self.has_last_work.store(true, Ordering::Relaxed);
         self.say(&Request::Watch { tool, obituary }, descriptors)
     }
 
@@ -285,8 +285,8 @@ impl Sandbox {
         // A sandbox that is gone is what was wanted.
         match self.isolation {
             Isolation::Namespaces | Isolation::User(_)
-                if self.watched.load(Ordering::Relaxed) && self.say(&Request::End, &[]).is_ok() => {
-            }
+                if self.has_last_work.load(Ordering::Relaxed)
+                    && self.say(&Request::End, &[]).is_ok() => {}
             Isolation::Namespaces | Isolation::User(_) => {
                 let reaped = locked(&self.reaped);
                 if !*reaped {

@@ -61,6 +61,8 @@ struct Init {
     isolated: bool,
     /// True if the sandbox has a user namespace of its own.
     in_user_namespace: bool,
+    /// True if the sandbox has a network namespace of its own.
+    has_network: bool,
     job: Option<JobPids>,
     tools: HashMap<Pid, Option<JobPids>>,
     /// The watcher, which exits after the job.
@@ -119,6 +121,7 @@ impl Init {
                     children,
                     isolated,
                     in_user_namespace: user.is_some(),
+                    has_network: network.is_some(),
                     job: None,
                     tools: HashMap::new(),
                     watcher: None,
@@ -143,7 +146,7 @@ impl Init {
     fn run(mut self) -> io::Result<()> {
         // A message to a supervisor that was killed fails.
         let served = self.serve();
-        self.end()?;
+        self.end();
         served
     }
 
@@ -273,21 +276,17 @@ impl Init {
         Ok(prctl::set_pdeathsig(None)?)
     }
 
-    /// Ends the job and the tools, and then the watcher, which records their last changes.
-    fn end(&mut self) -> io::Result<()> {
-        let Some(Watcher {
-            pid: watcher, ends, ..
-        }) = self.watcher.take()
-        else {
-            return Ok(());
-        };
-        descendants::kill_all_but(watcher);
-        drop(ends);
-        loop {
-            match waitpid(watcher, None) {
-                Err(Errno::EINTR) => {}
-                Ok(_) | Err(_) => return Ok(()),
-            }
+    /// Ends the job and the tools; then the watcher, which records their last changes, and the network, which still
+    /// carries their last data.
+    fn end(&mut self) {
+        if let Some(watcher) = self.watcher.take() {
+            descendants::kill_all_but(watcher.pid);
+            drop(watcher.ends);
+            while waitpid(watcher.pid, None) == Err(Errno::EINTR) {}
+        }
+        if self.has_network {
+            descendants::kill_all();
+            own_network::await_delivery();
         }
     }
 

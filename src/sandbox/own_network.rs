@@ -1,16 +1,22 @@
-//! The settings of a sandbox's own network namespace, which pid 1 makes as on the machine: name servers, low ports, ping.
+//! A sandbox's own network namespace, inside of which pid 1 makes the settings as on the machine (name servers, low
+//! ports, ping) and, at the end, waits until the job's last data have left it.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::net::IpAddr;
 use std::path::Path;
+use std::thread;
+use std::time::Duration;
 
+use procfs::net::{TcpNetEntry, TcpState, tcp, tcp6};
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, fsconfig_create,
     fsmount, fsopen, move_mount, open_tree,
 };
+
+use crate::clock;
 
 /// Address at which pasta forwards names to the machine's first name server, as podman has it.
 pub(super) const NAME_SERVER: &str = "169.254.1.1";
@@ -23,6 +29,11 @@ const FIRST_PORT: &str = "/proc/sys/net/ipv4/ip_unprivileged_port_start";
 const PING_GROUPS: &str = "/proc/sys/net/ipv4/ping_group_range";
 /// Search for other owners of an IPv6 address, which cannot be bound meanwhile. Only pasta is on the other side.
 const DUPLICATES: &str = "/proc/sys/net/ipv6/conf/default/accept_dad";
+
+/// Time limit for the delivery of the job's last data. It passes only if a receiver does not read them.
+const DELIVERY_LIMIT: Duration = Duration::from_secs(5);
+/// Interval between two checks of the connections.
+const DELIVERY_POLL: Duration = Duration::from_millis(5);
 
 /// Returns the argument of pid 1 that contains the machine's settings.
 pub(super) fn of_machine() -> OsString {
@@ -88,6 +99,31 @@ fn replace_resolver(text: &str) -> io::Result<()> {
     let target = fs::canonicalize(Path::new(RESOLVER))?;
     let from_descriptor = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
     Ok(move_mount(&tree, "", CWD, &target, from_descriptor)?)
+}
+
+/// Waits until pasta has passed on what the killed processes have sent by TCP, as the kernel of the machine would do
+/// without a network namespace. What is in the namespace when it ends is lost.
+pub(super) fn await_delivery() {
+    let deadline = clock::now() + DELIVERY_LIMIT;
+    while is_sending() && clock::now() < deadline {
+        thread::sleep(DELIVERY_POLL);
+    }
+}
+
+/// Returns true if data or the end of a connection are on their way. Connections to the machine's loopback end in a
+/// socket of pasta within the namespace, which must read them.
+fn is_sending() -> bool {
+    let is_pending = |connection: &TcpNetEntry| match connection.state {
+        TcpState::FinWait1 | TcpState::Closing | TcpState::LastAck => true,
+        TcpState::Established | TcpState::CloseWait => connection.rx_queue > 0,
+        _ => false,
+    };
+    let tables = [tcp(), tcp6()];
+    tables
+        .into_iter()
+        .flatten()
+        .flatten()
+        .any(|one| is_pending(&one))
 }
 
 #[cfg(test)]

@@ -42,7 +42,7 @@ pub(super) enum Request {
         tool: ToolCommand,
         obituary: Vec<u8>,
     },
-    /// End everything: first the job and the tools, then the watcher.
+    /// End everything: first the job and the tools, then the watcher and the network.
     End,
     /// Send a signal to the job's process group, or to all of its processes.
     Signal { signal: i32, everyone: bool },

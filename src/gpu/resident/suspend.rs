@@ -13,6 +13,7 @@ use super::copy_lanes::TakeOver;
 use super::error::ResidentError;
 use super::kept_memory::KeptMemory;
 use super::policy::Cover;
+use crate::clock;
 use crate::cuda::{self, Driver, Locked, SuspendOptions};
 
 use super::super::halted::{HaltGroup, HaltedProcesses, LAST_RESORT};
@@ -20,10 +21,15 @@ use crate::run::format::chain;
 use crate::run::image_facts::Stopwatch;
 use crate::run::running_job::Agents;
 
-/// Maximum number of attempts to halt the job with no thread inside the driver.
+/// Number of attempts to halt the job at a point that neither the driver nor an agent waits for, after which the driver
+/// alone suspends it.
 const TRIES_MAX: u32 = 5;
-/// Pause between two attempts: long enough for a CUDA call to finish.
+/// Time limit for the attempts where only the agents can save the memory.
+const TRY_LIMIT: Duration = Duration::from_secs(20);
+/// First pause between two attempts: long enough for a CUDA call to finish. It grows by a quarter each time, up to the
+/// longest: on a loaded machine a thread waits that long for a processor.
 const TRY_PAUSE: Duration = Duration::from_millis(5);
+const TRY_PAUSE_MAX: Duration = Duration::from_millis(200);
 
 /// The processes to be suspended.
 #[derive(Clone, Copy)]
@@ -78,18 +84,23 @@ fn halt_released(
     watch: &mut Stopwatch,
     kept: &mut KeptMemory,
 ) -> Result<(HaltedProcesses, Locked), ResidentError> {
-    let mut tries = 0;
+    let deadline = clock::now() + TRY_LIMIT;
+    let is_bound = processes.covers.iter().any(Cover::is_bound);
+    let (mut pause, mut tries) = (TRY_PAUSE, 0);
     loop {
         tries += 1;
         let mut halted = halt(processes, halt_group, options, watch, kept)?;
         match release(processes, &mut halted, kept) {
             Ok(locked) => return Ok((halted, locked)),
             Err(error) if !error.passes() => return Err(error),
-            Err(_) if tries == TRIES_MAX => return Err(ResidentError::Busy { tries }),
+            Err(_) if tries >= TRIES_MAX && !(is_bound && clock::now() < deadline) => {
+                return Err(ResidentError::Busy { tries });
+            }
             Err(error) => tracing::debug!(tries, "the job is halted again: {}", chain(&error)),
         }
         drop(halted);
-        thread::sleep(TRY_PAUSE);
+        thread::sleep(pause);
+        pause = (pause * 5 / 4).min(TRY_PAUSE_MAX);
         // An agent whose reply was late may still be calling the driver. Once the processes are locked, it could neither
         // finish nor reply, so this waits for its reply. An error is found again by the next attempt.
         let _ = kept.is_whole(processes.driver, processes.covers);

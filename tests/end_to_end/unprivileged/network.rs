@@ -157,6 +157,36 @@ other.sendall(b"still open")
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
 }
 
+#[apply(in_own_network)]
+fn data_sent_right_before_the_jobs_end_arrive() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let place = Place::new();
+    let script = format!(
+        r#"
+import os, socket, time
+other = socket.create_connection(("127.0.0.1", {port}))
+print("ready", flush=True)
+while not os.path.exists("go"): time.sleep(0.01)
+other.sendall(b"results")
+"#
+    );
+    let mut run = place.start_python(&ON_REQUEST, &script);
+    let mut other = listener.accept().unwrap().0;
+    place.wait_for("out", "ready");
+    let job = run.job();
+    let pasta = Pid::from_raw(pasta_of(run.pid()).expect("pasta"));
+    kill(pasta, Signal::SIGSTOP).unwrap();
+    place.go();
+    wait_until_gone(&[job]);
+    // It is dead if the network did not wait for it.
+    let _ = kill(pasta, Signal::SIGCONT);
+    let mut words = String::new();
+    other.read_to_string(&mut words).unwrap();
+    assert_eq!(words, "results");
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+}
+
 /// Runs a command in a mount namespace where pasta is not installed. Needs root.
 fn without_pasta(command: &Command) -> Command {
     let script = r#"for one in $(PATH=$PATH:/usr/local/bin:/usr/bin:/bin type -ap pasta); do
