@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread;
+use std::time::Duration;
 
 use super::cuda_process::CheckpointApi;
 use super::error::{Call, Code};
@@ -9,6 +11,7 @@ use super::map::GpuMap;
 use super::state::State;
 use super::sys;
 use super::uuid::GpuUuid;
+use crate::clock;
 
 /// The effect of a failing call on the state before it reports its failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,6 +40,8 @@ struct Inner {
     fail_always: Vec<(i32, Call, i32)>,
     faults: Vec<Fault>,
     gone: Vec<i32>,
+    /// A process whose GPU work ends only when the other one has been unlocked.
+    ahead: Option<(i32, i32)>,
     /// A GPU that every restore must map.
     moved_from: Option<GpuUuid>,
     maps: Vec<GpuMap>,
@@ -80,6 +85,11 @@ impl Fake {
     /// Returns the map of each restore.
     pub(crate) fn maps(&self) -> Vec<GpuMap> {
         self.inner().maps.clone()
+    }
+
+    /// Makes one process wait on the GPU for work that the other begins only after an unlock.
+    pub(crate) fn set_ahead(&self, ahead: i32, behind: i32) {
+        self.inner().ahead = Some((ahead, behind));
     }
 
     pub(crate) fn set(&self, pid: i32, state: State) {
@@ -126,6 +136,11 @@ impl Fake {
 }
 
 impl Inner {
+    fn is_busy(&self, pid: i32) -> bool {
+        let behind = self.ahead.filter(|(ahead, _)| *ahead == pid);
+        behind.is_some_and(|(_, behind)| !self.calls.contains(&(Call::Unlock, behind)))
+    }
+
     fn begin(&mut self, pid: i32, call: Call) -> Option<(i32, Effect)> {
         let n = self.calls.len();
         let of_kind = self.calls.iter().filter(|(other, _)| *other == call);
@@ -181,6 +196,14 @@ impl CheckpointApi for Fake {
 
     fn lock(&self, pid: i32, timeout_ms: u32) -> Result<(), Code> {
         assert!(timeout_ms > 0, "a lock without a limit");
+        let deadline = clock::now() + Duration::from_millis(timeout_ms.into());
+        while self.inner().is_busy(pid) {
+            if clock::now() >= deadline {
+                self.inner().calls.push((Call::Lock, pid));
+                return Err(code(sys::NOT_READY));
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
         self.step(pid, Call::Lock, State::Running, State::Locked)
     }
 

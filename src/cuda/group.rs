@@ -79,6 +79,10 @@ impl Group {
         &self.pids
     }
 
+    pub(super) fn api(&self) -> &(dyn CheckpointApi + 'static) {
+        &*self.api
+    }
+
     /// Queries every process before any of them is changed. Processes that another program has suspended already, or
     /// that have exited, leave the group. A process whose state the driver does not report stays, so that the lock
     /// fails with the reason.

@@ -16,7 +16,7 @@
 //! found or who freezes them.
 
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::cuda_process::{CheckpointApi, timeout_ms};
 use super::error::{Call, CallError};
@@ -35,8 +35,11 @@ pub use error::{Aftermath, Left, TreeError};
 /// place, short compared with a training step.
 const PAUSE_MS_MAX: u64 = 60;
 
-/// Number of attempts of the first length; as many follow of twice that length, and so on. NCCL ranks need up to 18.
+/// Number of attempts of the first length; as many follow of twice that length, and so on.
 const SHORT_ATTEMPTS: u32 = 20;
+
+/// Limit on the hand-overs of one attempt. Ranks that compute without a pause stop at a random point each time.
+const HAND_OVERS_MAX: u32 = 8;
 
 /// Returns the `pids` that use CUDA, in the given order. Processes that have exited are left out. A process whose state
 /// the driver does not report is kept, so that the lock fails with the reason instead of creating an image without its
@@ -57,7 +60,7 @@ pub fn find(driver: &Driver, pids: &[i32]) -> Vec<i32> {
 #[derive(Debug, Clone, Copy)]
 pub struct SuspendOptions {
     /// Length of one attempt on all processes. It is short, because ranks locked at unfavorable moments wait for each
-    /// other until it is over (400 ms: 1 to 18 attempts). Attempts get longer if many fail.
+    /// other until it is over. Attempts get longer if many fail.
     pub attempt: Duration,
     /// Time limit for all attempts together. The first attempt is always made.
     pub total: Duration,
@@ -73,8 +76,13 @@ impl Default for SuspendOptions {
 }
 
 /// Locks all processes, or none: the locked ones are unlocked before each new attempt, so that the job advances in
-/// between. Processes that exit meanwhile leave the set, and so do processes that another program has already
-/// suspended; they stay suspended. An empty list of pids is valid and locks nothing.
+/// between.
+///
+/// If only some can be locked, ranks were stopped at different points: the busy ones wait for work that the others have
+/// not begun. Within the attempt they are then locked while the others run on, and the others after that (hand-over).
+///
+/// Processes that exit meanwhile leave the set, and so do processes that another program has already suspended; they stay
+/// suspended. An empty list of pids is valid and locks nothing.
 ///
 /// # Errors
 /// The GPU work does not stop within `options.total`, or the driver refuses. The job computes, unless the error's
@@ -88,18 +96,23 @@ pub fn lock_all(
     group.only_running()?;
     let begun = clock::now();
     let mut attempts = 0;
+    let mut is_long = group.pids().len() < 2;
     loop {
         attempts += 1;
-        let left = options.total.saturating_sub(begun.elapsed());
-        let timeout = timeout_ms(length(options.attempt, attempts).min(left));
-        let failures = group.each(|api, pid| api.lock(pid, timeout), Call::Lock);
+        let length = if is_long {
+            length(options.attempt, attempts)
+        } else {
+            hand_over_limit(options)
+        };
+        let failures = lock_at_once(&mut group, length, options, begun);
         if failures.is_empty() {
             return Ok(Locked { group, attempts });
         }
+        is_long |= failures.len() >= group.pids().len();
         let aftermath = group.bring_back();
         let (busy, refused): (Vec<_>, Vec<_>) = failures
             .into_iter()
-            .partition(|failure| passes(failure, &**driver.api()));
+            .partition(|failure| passes(failure, group.api()));
         if let Some(source) = refused.into_iter().next() {
             return Err(TreeError::Lock { source, aftermath });
         }
@@ -116,6 +129,57 @@ pub fn lock_all(
         tracing::debug!(attempts, "GPU work has not finished yet");
         thread::sleep(pause(attempts));
     }
+}
+
+/// Makes one attempt to lock all processes, with hand-overs while time is left since `begun`. Returns the failures.
+fn lock_at_once(
+    group: &mut Group,
+    length: Duration,
+    options: &SuspendOptions,
+    begun: Instant,
+) -> Vec<CallError> {
+    let left = || options.total.saturating_sub(begun.elapsed());
+    let limit = timeout_ms(length.min(left()));
+    let mut failures = group.each(|api, pid| api.lock(pid, limit), Call::Lock);
+    for _ in 0..HAND_OVERS_MAX {
+        let ahead: Vec<i32> = failures.iter().map(|failure| failure.pid).collect();
+        let some = !ahead.is_empty() && ahead.len() < group.pids().len();
+        if !some || left().is_zero() || !failures.iter().all(|one| passes(one, group.api())) {
+            break;
+        }
+        tracing::debug!(?ahead, "the other processes run on");
+        let is_ahead = |pid: i32| ahead.contains(&pid);
+        let limit = timeout_ms(options.attempt.min(left()));
+        failures = group.each(
+            |api, pid| {
+                if is_ahead(pid) {
+                    api.lock(pid, limit)
+                } else {
+                    api.unlock(pid)
+                }
+            },
+            Call::Lock,
+        );
+        if failures.is_empty() {
+            let limit = timeout_ms(hand_over_limit(options).min(left()));
+            failures = group.each(
+                |api, pid| {
+                    if is_ahead(pid) {
+                        Ok(())
+                    } else {
+                        api.lock(pid, limit)
+                    }
+                },
+                Call::Lock,
+            );
+        }
+    }
+    failures
+}
+
+/// Returns the time after which processes that are not locked, while others are, count as ahead of those.
+fn hand_over_limit(options: &SuspendOptions) -> Duration {
+    options.attempt / 4
 }
 
 /// Returns true if a lock may succeed at another attempt: the process has GPU work, or is inside `cuInit`. In that case

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::cuda::fake::{Effect, Fake};
+use crate::cuda::fake::{Effect, Fake, Fault};
 
 const PIDS: [i32; 3] = [300, 301, 302];
 
@@ -115,12 +115,67 @@ fn a_busy_process_is_reported_and_the_others_are_unlocked() {
 fn lock_is_retried_after_a_timeout_or_cuinit() {
     for code in [sys::NOT_READY, sys::NOT_INITIALIZED] {
         let fake = Fake::new(&PIDS);
-        fake.fail_nth(PIDS.len() + 1, code, Effect::None);
+        fake.fail(&[Fault {
+            call: Call::Lock,
+            from: 0,
+            times: PIDS.len(),
+            code,
+            effect: Effect::None,
+        }]);
         let options = SuspendOptions::default();
         let locked = lock_all(&driver(&fake), &PIDS, &options).unwrap();
         assert_eq!(locked.attempts(), 2, "{code}");
         locked.unlock().unwrap();
         assert_all_running(&fake, "the second attempt");
+    }
+}
+
+/// Returns a driver with a process that waits on the GPU for another one, which is locked first.
+fn ranks_apart() -> Arc<Fake> {
+    let fake = Fake::new(&PIDS);
+    fake.set_ahead(302, 300);
+    fake
+}
+
+/// Returns options for several steps of one attempt.
+fn patient() -> SuspendOptions {
+    SuspendOptions {
+        attempt: Duration::from_millis(20),
+        total: Duration::from_secs(60),
+    }
+}
+
+#[test]
+fn a_process_waiting_for_locked_ones_is_locked_while_they_run() {
+    let fake = ranks_apart();
+    let locked = lock_all(&driver(&fake), &PIDS, &patient()).unwrap();
+    assert_eq!((locked.pids(), locked.attempts()), (&PIDS[..], 1));
+    for pid in PIDS {
+        assert_eq!(fake.state_of(pid), Some(State::Locked), "{pid}");
+    }
+    locked.unlock().unwrap();
+    assert_all_running(&fake, "a hand-over");
+}
+
+#[test]
+fn every_process_runs_after_any_failed_call_of_a_hand_over() {
+    let fake = ranks_apart();
+    lock_all(&driver(&fake), &PIDS, &patient())
+        .unwrap()
+        .unlock()
+        .unwrap();
+    let calls = fake.calls().len();
+    for effect in [Effect::None, Effect::Done] {
+        for n in 0..calls {
+            let fake = ranks_apart();
+            fake.fail_nth(n, 999, effect);
+            let result = lock_all(&driver(&fake), &PIDS, &patient()).map(drop);
+            let context = format!("call {n} failed ({effect:?}): {result:?}");
+            assert_all_running(&fake, &context);
+            if let Err(error) = result {
+                assert!(error.is_computing(), "{context}");
+            }
+        }
     }
 }
 

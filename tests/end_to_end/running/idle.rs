@@ -51,14 +51,17 @@ fn an_idle_supervisor_is_small_and_asleep() {
             .iter()
             .any(|status| status.starts_with("Name:\tsnapshot\n"))
     });
-    let before = (ticks(run.pid()), wakeups(run.pid()));
-    // The measurement covers a time without events.
-    std::thread::sleep(WATCHED);
-    let after = (ticks(run.pid()), wakeups(run.pid()));
-    assert!(after.0 - before.0 <= 1, "{before:?} {after:?}");
-    assert!(after.1 - before.1 <= WAKEUPS_MAX, "{before:?} {after:?}");
+    // On a loaded machine its last work after the snapshot takes a while.
+    wait_until("a time without events", || {
+        let before = (ticks(run.pid()), wakeups(run.pid()));
+        std::thread::sleep(WATCHED);
+        let after = (ticks(run.pid()), wakeups(run.pid()));
+        eprintln!("idle: {before:?} {after:?} (ticks, wake-ups)");
+        // The wake-ups of a thread that has ended are gone.
+        let woken = after.1.checked_sub(before.1);
+        after.0 - before.0 <= 1 && woken.is_some_and(|number| number <= WAKEUPS_MAX)
+    });
     let status = fs::read_to_string(format!("/proc/{}/status", run.pid())).unwrap();
     let own = number(&status, "RssAnon");
-    eprintln!("idle: {before:?} {after:?} (ticks, wake-ups), {own} KiB");
     assert!(own < OWN_KIB_MAX, "{own} KiB");
 }

@@ -6,7 +6,9 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::screen::{COUNT, ECHO, Screen, at_terminal};
-use crate::harness::{Place, apply, as_root, descendants, name_of, state, wait_until};
+use crate::harness::{
+    Place, apply, as_root, descendants, name_of, state, wait_until, wait_until_or,
+};
 
 #[apply(as_root)]
 fn ctrl_c_ends_the_job_with_130_and_ctrl_backslash_with_131() {
@@ -158,9 +160,10 @@ fn a_shell_in_the_terminal_has_job_control() {
     screen.types("jobs; fg\r");
     screen.wait_until("the job", |text| text.matches("sleep 1000").count() >= 3);
     let shell = run.job();
-    wait_until("the sleep to go on", || {
-        descendants(shell).iter().any(|pid| !is_stopped(*pid))
-    });
+    wait_until_or(
+        || format!("the sleep to go on: {}", screen.text()),
+        || descendants(shell).iter().any(|pid| !is_stopped(*pid)),
+    );
     screen.types("\x03");
     screen.types("echo $((6*7))\r");
     screen.wait_for("42");
