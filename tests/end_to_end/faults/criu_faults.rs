@@ -14,7 +14,7 @@ use super::counter_job::{
 };
 use crate::harness::{
     ON_REQUEST, Place, Run, apply, as_root, criu_script, descendants, skip, stderr, wait_until,
-    write_script,
+    wait_until_or, write_script,
 };
 
 /// Range of the random delay before a kill: a dump of the counter takes about 100 ms.
@@ -84,10 +84,15 @@ fn job_damaged_by_a_killed_criu_is_restored() {
         let before = restored();
         let fate = kill_criu_inside_the_job(&place, &run);
         if fate != Fate::Untouched {
-            wait_until("the restore", || restored() > before);
+            let about = || format!("the restore after {fate:?}: {}", place.text("err"));
+            wait_until_or(about, || restored() > before);
         }
         // The job may still die.
         wait_for_progress(&place);
+        if fate != Fate::Doubtful {
+            // Three deaths without a new image would end the run.
+            snapshot_at_last(&place);
+        }
         fate == Fate::Doubtful
     });
     assert_eq!(said(&place, "may be damaged: CRIU was killed"), 1);
