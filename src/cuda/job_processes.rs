@@ -96,6 +96,7 @@ pub fn lock_all(
     group.only_running()?;
     let begun = clock::now();
     let mut attempts = 0;
+    // No process waits for another one: there is only one, or none could be locked.
     let mut is_long = group.pids().len() < 2;
     loop {
         attempts += 1;
@@ -160,19 +161,20 @@ fn lock_at_once(
             },
             Call::Lock,
         );
-        if failures.is_empty() {
-            let limit = timeout_ms(hand_over_limit(options).min(left()));
-            failures = group.each(
-                |api, pid| {
-                    if is_ahead(pid) {
-                        Ok(())
-                    } else {
-                        api.lock(pid, limit)
-                    }
-                },
-                Call::Lock,
-            );
+        if !failures.is_empty() {
+            break;
         }
+        let limit = timeout_ms(hand_over_limit(options).min(left()));
+        failures = group.each(
+            |api, pid| {
+                if is_ahead(pid) {
+                    Ok(())
+                } else {
+                    api.lock(pid, limit)
+                }
+            },
+            Call::Lock,
+        );
     }
     failures
 }

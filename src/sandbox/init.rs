@@ -285,7 +285,9 @@ impl Init {
             while waitpid(watcher.pid, None) == Err(Errno::EINTR) {}
         }
         if self.has_network {
-            descendants::kill_all();
+            // All at once, which no fork escapes. Having none left is no error.
+            let _ = kill(Pid::from_raw(-1), Signal::SIGKILL);
+            while matches!(waitpid(None, None), Ok(_) | Err(Errno::EINTR)) {}
             own_network::await_delivery();
         }
     }

@@ -158,6 +158,22 @@ fn a_process_waiting_for_locked_ones_is_locked_while_they_run() {
 }
 
 #[test]
+fn a_process_busy_in_every_hand_over_times_out() {
+    let fake = Fake::new(&PIDS);
+    fake.fail_always(301, Call::Lock, sys::NOT_READY);
+    let options = SuspendOptions {
+        total: Duration::from_millis(100),
+        ..patient()
+    };
+    let error = lock_all(&driver(&fake), &PIDS, &options).unwrap_err();
+    assert!(
+        matches!(&error, TreeError::TimedOut { busy, .. } if *busy == [301]),
+        "{error}"
+    );
+    assert_all_running(&fake, "hand-overs without success");
+}
+
+#[test]
 fn every_process_runs_after_any_failed_call_of_a_hand_over() {
     let fake = ranks_apart();
     lock_all(&driver(&fake), &PIDS, &patient())
