@@ -144,6 +144,8 @@ fn a_shell_in_the_terminal_has_job_control() {
         &["--", "env", "PS1=inner> ", "bash", "--norc", "-i"],
     );
     screen.wait_for("inner> ");
+    // Before that, the caller's terminal would take Ctrl-Z for ckpt-run.
+    screen.wait_until_raw();
     screen.types("sleep 1000\r");
     let job = run.job();
     // By then it has the terminal.
