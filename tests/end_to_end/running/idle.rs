@@ -51,15 +51,18 @@ fn an_idle_supervisor_is_small_and_asleep() {
             .iter()
             .any(|status| status.starts_with("Name:\tsnapshot\n"))
     });
-    // On a loaded machine its last work after the snapshot takes a while.
-    wait_until("a time without events", || {
+    // A time without events; again if a thread has ended meanwhile, with which its wake-ups are gone.
+    wait_until("a time in which no thread ends", || {
         let before = (ticks(run.pid()), wakeups(run.pid()));
         std::thread::sleep(WATCHED);
         let after = (ticks(run.pid()), wakeups(run.pid()));
         eprintln!("idle: {before:?} {after:?} (ticks, wake-ups)");
-        // The wake-ups of a thread that has ended are gone.
-        let woken = after.1.checked_sub(before.1);
-        after.0 - before.0 <= 1 && woken.is_some_and(|number| number <= WAKEUPS_MAX)
+        let Some(woken) = after.1.checked_sub(before.1) else {
+            return false;
+        };
+        assert!(after.0 - before.0 <= 1, "{before:?} {after:?}");
+        assert!(woken <= WAKEUPS_MAX, "{before:?} {after:?}");
+        true
     });
     let status = fs::read_to_string(format!("/proc/{}/status", run.pid())).unwrap();
     let own = number(&status, "RssAnon");

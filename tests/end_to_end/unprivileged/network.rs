@@ -124,20 +124,26 @@ fn pasta_has_none_of_the_supervisors_files_and_ends_with_it() {
     die(&mut run);
 }
 
-#[apply(in_own_network)]
-fn a_connection_to_others_that_is_to_be_kept_is_refused_by_name() {
+/// Returns a listener, and a job that connects to it and sends these words right before its end.
+fn sender(words: &str) -> (TcpListener, String) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
-    let place = Place::new();
     let script = format!(
         r#"
 import os, socket, time
 other = socket.create_connection(("127.0.0.1", {port}))
 print("ready", flush=True)
 while not os.path.exists("go"): time.sleep(0.01)
-other.sendall(b"still open")
+other.sendall(b"{words}")
 "#
     );
+    (listener, script)
+}
+
+#[apply(in_own_network)]
+fn a_connection_to_others_that_is_to_be_kept_is_refused_by_name() {
+    let place = Place::new();
+    let (listener, script) = sender("still open");
     let mut run = place.start_python_with(&ON_REQUEST, &script, |command| {
         command.env("CKPT_RUN_NETWORK_TCP", "keep");
     });
@@ -159,18 +165,8 @@ other.sendall(b"still open")
 
 #[apply(in_own_network)]
 fn data_sent_right_before_the_jobs_end_arrive() {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = listener.local_addr().unwrap().port();
     let place = Place::new();
-    let script = format!(
-        r#"
-import os, socket, time
-other = socket.create_connection(("127.0.0.1", {port}))
-print("ready", flush=True)
-while not os.path.exists("go"): time.sleep(0.01)
-other.sendall(b"results")
-"#
-    );
+    let (listener, script) = sender("results");
     let mut run = place.start_python(&ON_REQUEST, &script);
     let mut other = listener.accept().unwrap().0;
     place.wait_for("out", "ready");
