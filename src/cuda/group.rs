@@ -116,20 +116,20 @@ impl Group {
     /// Restores every process at once, with the group's map.
     pub(super) fn restore(&mut self) -> Vec<CallError> {
         let map = self.map.clone();
-        self.each(|api, pid| api.restore(pid, &map), Call::Restore)
+        self.each(|api, pid| (Call::Restore, api.restore(pid, &map)))
     }
 
     /// Makes one call on every process at once. Returns the failures; a process that has exited is no failure and
     /// leaves the group.
     pub(super) fn each(
         &mut self,
-        function: impl Fn(&(dyn CheckpointApi + 'static), i32) -> Result<(), Code> + Sync,
-        call: Call,
+        function: impl Fn(&(dyn CheckpointApi + 'static), i32) -> (Call, Result<(), Code>) + Sync,
     ) -> Vec<CallError> {
         self.settled = false;
         let api = &*self.api;
         let mut failures: Vec<CallError> = in_parallel(&self.pids, |pid| {
-            let code = function(api, pid).err()?;
+            let (call, result) = function(api, pid);
+            let code = result.err()?;
             Some(CallError { pid, call, code })
         });
         failures.retain(|failure| {

@@ -141,7 +141,7 @@ fn lock_at_once(
 ) -> Vec<CallError> {
     let left = || options.total.saturating_sub(begun.elapsed());
     let limit = timeout_ms(length.min(left()));
-    let mut failures = group.each(|api, pid| api.lock(pid, limit), Call::Lock);
+    let mut failures = group.each(|api, pid| (Call::Lock, api.lock(pid, limit)));
     for _ in 0..HAND_OVERS_MAX {
         let ahead: Vec<i32> = failures.iter().map(|failure| failure.pid).collect();
         let some = !ahead.is_empty() && ahead.len() < group.pids().len();
@@ -151,30 +151,26 @@ fn lock_at_once(
         tracing::debug!(?ahead, "the other processes run on");
         let is_ahead = |pid: i32| ahead.contains(&pid);
         let limit = timeout_ms(options.attempt.min(left()));
-        failures = group.each(
-            |api, pid| {
-                if is_ahead(pid) {
-                    api.lock(pid, limit)
-                } else {
-                    api.unlock(pid)
-                }
-            },
-            Call::Lock,
-        );
+        failures = group.each(|api, pid| {
+            if is_ahead(pid) {
+                (Call::Lock, api.lock(pid, limit))
+            } else {
+                (Call::Unlock, api.unlock(pid))
+            }
+        });
         if !failures.is_empty() {
             break;
         }
         let limit = timeout_ms(hand_over_limit(options).min(left()));
-        failures = group.each(
-            |api, pid| {
-                if is_ahead(pid) {
-                    Ok(())
-                } else {
-                    api.lock(pid, limit)
-                }
-            },
-            Call::Lock,
-        );
+        failures = group.each(|api, pid| {
+            let is_locked = is_ahead(pid);
+            let result = if is_locked {
+                Ok(())
+            } else {
+                api.lock(pid, limit)
+            };
+            (Call::Lock, result)
+        });
     }
     failures
 }
@@ -221,7 +217,7 @@ impl Locked {
     /// Everything is undone, and the job computes unless the error's aftermath says otherwise.
     pub fn suspend(self) -> Result<Suspended, TreeError> {
         let mut group = self.group;
-        let failures = group.each(CheckpointApi::checkpoint, Call::Checkpoint);
+        let failures = group.each(|api, pid| (Call::Checkpoint, api.checkpoint(pid)));
         match failures.into_iter().next() {
             None => Ok(Suspended { group }),
             Some(source) => Err(TreeError::Suspend {

@@ -38,10 +38,10 @@ const LOOK: Duration = Duration::from_millis(2);
 pub(crate) const LAST_RESORT: Duration = Duration::from_secs(2);
 /// Time limit for finding a moment at which no thread is inside the driver. Its questions take up to some ms.
 const OUTSIDE_LIMIT: Duration = Duration::from_secs(5);
-/// First pause between two attempts, in which the threads run. It grows by a quarter each time, up to the longest: on a
-/// loaded machine a thread waits that long for a processor.
+/// First pause between two attempts at that.
 const OUTSIDE_PAUSE: Duration = Duration::from_millis(2);
-const OUTSIDE_PAUSE_MAX: Duration = Duration::from_millis(200);
+/// Limit on the pauses between two attempts.
+const PAUSE_MAX: Duration = Duration::from_millis(200);
 /// Beginning of the file name of the driver's library in a process.
 const DRIVER_LIBRARY: &str = "libcuda.so";
 
@@ -78,6 +78,23 @@ pub(crate) enum HaltGroupError {
     Driver(#[from] cuda::CallError),
     #[error(transparent)]
     Threads(#[from] HaltError),
+}
+
+/// A pause between two attempts at halting processes, in which their threads run. The next one is longer by a quarter, up
+/// to [`PAUSE_MAX`]: on a loaded machine a thread waits that long for a processor.
+pub(crate) struct HaltPause {
+    next: Duration,
+}
+
+impl HaltPause {
+    pub fn first(first: Duration) -> Self {
+        Self { next: first }
+    }
+
+    pub fn wait(&mut self) {
+        thread::sleep(self.next);
+        self.next = (self.next * 5 / 4).min(PAUSE_MAX);
+    }
 }
 
 impl HaltGroup {
@@ -172,7 +189,8 @@ impl HaltGroup {
     /// Halts all living processes while none of their threads is inside the driver, other than waiting for its lock.
     pub fn halt_outside_driver(&self) -> Result<HaltedProcesses, HaltError> {
         let deadline = clock::now() + OUTSIDE_LIMIT;
-        let (mut pause, mut tries) = (OUTSIDE_PAUSE, 0);
+        let mut pause = HaltPause::first(OUTSIDE_PAUSE);
+        let mut tries = 0;
         loop {
             tries += 1;
             let processes = self.halt()?;
@@ -184,8 +202,7 @@ impl HaltGroup {
             }
             tracing::debug!(pid, tries, "a thread is inside the CUDA driver");
             drop(processes);
-            thread::sleep(pause);
-            pause = (pause * 5 / 4).min(OUTSIDE_PAUSE_MAX);
+            pause.wait();
         }
     }
 

@@ -196,6 +196,18 @@ fn every_process_runs_after_any_failed_call_of_a_hand_over() {
 }
 
 #[test]
+fn a_failed_unlock_of_a_hand_over_is_reported_as_such() {
+    let fake = ranks_apart();
+    fake.fail_always(300, Call::Unlock, 999);
+    let error = lock_all(&driver(&fake), &PIDS, &patient()).unwrap_err();
+    let TreeError::Lock { source, aftermath } = &error else {
+        panic!("{error}");
+    };
+    assert_eq!((source.pid, source.call), (300, Call::Unlock));
+    assert!(!aftermath.is_computing(), "{error}");
+}
+
+#[test]
 fn managed_memory_is_refused_with_a_reason() {
     let fake = Fake::new(&PIDS);
     fake.fail_always(300, Call::Checkpoint, sys::NOT_SUPPORTED);

@@ -6,7 +6,6 @@
 //!   └────────── threads continue ──────────┘
 //! ```
 
-use std::thread;
 use std::time::Duration;
 
 use super::copy_lanes::TakeOver;
@@ -16,7 +15,7 @@ use super::policy::Cover;
 use crate::clock;
 use crate::cuda::{self, Driver, Locked, SuspendOptions};
 
-use super::super::halted::{HaltGroup, HaltedProcesses, LAST_RESORT};
+use super::super::halted::{HaltGroup, HaltPause, HaltedProcesses, LAST_RESORT};
 use crate::run::format::chain;
 use crate::run::image_facts::Stopwatch;
 use crate::run::running_job::Agents;
@@ -26,10 +25,8 @@ use crate::run::running_job::Agents;
 const TRIES_MAX: u32 = 5;
 /// Time limit for the attempts where only the agents can save the memory.
 const TRY_LIMIT: Duration = Duration::from_secs(20);
-/// First pause between two attempts: long enough for a CUDA call to finish. It grows by a quarter each time, up to the
-/// longest: on a loaded machine a thread waits that long for a processor.
+/// First pause between two attempts: long enough for a CUDA call to finish.
 const TRY_PAUSE: Duration = Duration::from_millis(5);
-const TRY_PAUSE_MAX: Duration = Duration::from_millis(200);
 
 /// The processes to be suspended.
 #[derive(Clone, Copy)]
@@ -86,7 +83,8 @@ fn halt_released(
 ) -> Result<(HaltedProcesses, Locked), ResidentError> {
     let deadline = clock::now() + TRY_LIMIT;
     let is_bound = processes.covers.iter().any(Cover::is_bound);
-    let (mut pause, mut tries) = (TRY_PAUSE, 0);
+    let mut pause = HaltPause::first(TRY_PAUSE);
+    let mut tries = 0;
     loop {
         tries += 1;
         let mut halted = halt(processes, halt_group, options, watch, kept)?;
@@ -99,8 +97,7 @@ fn halt_released(
             Err(error) => tracing::debug!(tries, "the job is halted again: {}", chain(&error)),
         }
         drop(halted);
-        thread::sleep(pause);
-        pause = (pause * 5 / 4).min(TRY_PAUSE_MAX);
+        pause.wait();
         // An agent whose reply was late may still be calling the driver. Once the processes are locked, it could neither
         // finish nor reply, so this waits for its reply. An error is found again by the next attempt.
         let _ = kept.is_whole(processes.driver, processes.covers);

@@ -86,7 +86,10 @@ impl Machine {
     /// Takes one more snapshot, then ends the run.
     pub(super) fn save_and_stop(&mut self) {
         match &self.stage {
-            Stage::Running(_) => self.want(Trigger::Stop, Afterwards::Stop, None),
+            // A job that starts may have computed before the report of its start.
+            Stage::Starting | Stage::Running(_) => {
+                self.want(Trigger::Stop, Afterwards::Stop, None);
+            }
             // How the job ended counts, once all it wrote is delivered.
             Stage::Ending(Ending {
                 then: AfterEnd::Decide { .. } | AfterEnd::Exit(..),
@@ -94,11 +97,9 @@ impl Machine {
             })
             | Stage::Over => {}
             // Nothing has computed since the newest image.
-            Stage::Idle
-            | Stage::Starting
-            | Stage::Restoring(_)
-            | Stage::Ending(_)
-            | Stage::Waiting { .. } => self.stop_now("no job runs"),
+            Stage::Idle | Stage::Restoring(_) | Stage::Ending(_) | Stage::Waiting { .. } => {
+                self.stop_now("no job runs");
+            }
         }
     }
 

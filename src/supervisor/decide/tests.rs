@@ -178,6 +178,20 @@ fn a_computing_job_needs_no_list_of_images() {
 }
 
 #[test]
+fn sigterm_during_the_start_saves_what_was_computed() {
+    let mut world = World::new(Config::default(), Beginning::Start, 0);
+    world.signal(Signal::SIGTERM);
+    assert_eq!(world.works(), [Work::Start]);
+    world.end(Work::Start, Ending::Success);
+    assert_eq!(world.works(), [Work::Snapshot]);
+    world.end(Work::Snapshot, Ending::Success);
+    world.report();
+    world.end(Work::Drain, Ending::Success);
+    assert!(world.over);
+    assert_eq!(world.machine.state().progress, Progress::Saved);
+}
+
+#[test]
 fn a_notice_leaves_time_for_the_snapshot_and_its_sigterm() {
     let mut world = World::new(Config::default(), Beginning::Start, 0);
     world.end(Work::Start, Ending::Success);

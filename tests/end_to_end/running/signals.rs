@@ -329,8 +329,6 @@ fn the_same_sigterm_twice_saves_and_stops() {
     let place = Place::new();
     let run = place.start_python_with(&[], UNTIL_GO, |_| {});
     place.wait_for("out", "ready");
-    // Until then nothing is there to be saved.
-    place.wait_for("err", "job started");
     // As `timeout` does: to its child, and to the process group of the child.
     let twice = format!("kill -TERM {0}; kill -TERM {0}", run.pid());
     assert!(
