@@ -135,7 +135,14 @@ fn kill_at_every_request(last_passes: bool) {
             break;
         }
         run.signal(Signal::SIGKILL);
-        assert_eq!(run.wait(), 137, "{}", scene.place.text("err"));
+        // The end does not wait for the removal of old objects: it may come before the kill if the cut request was one
+        // of those.
+        let code = run.wait();
+        assert!(
+            matches!(code, 75 | 137),
+            "{code}: {}",
+            scene.place.text("err")
+        );
         gate.mend();
         if scene.count(UPLOADED) > 0 {
             // Committed images are whole.
