@@ -36,7 +36,7 @@ struct Supervision {
     /// Folder in object storage for copies of the images, such as `s3://BUCKET/FOLDER`
     #[arg(long, value_name = "URL")]
     remote: Option<String>,
-    /// Do not wait for another machine that holds the lease of the remote run: it must not run the job any more
+    /// Do not wait for another machine that holds the lease of the run: it must not run the job any more
     #[arg(long)]
     take_over: bool,
     /// Ends that are followed by a restart: no, on-failure, on-abnormal, always

@@ -30,7 +30,7 @@ pub use model::{
     Metrics, Nccl, Network, NetworkNamespace, OnLost, Retention, Sandbox, ShowProgress, Snapshot,
     Tcp, Tty, Watch,
 };
-pub use operation::{Hang, HangAction, HookCommand, Hooks, Interval, Jitter, Occasion};
+pub use operation::{Hang, HangAction, HookCommand, Hooks, Interval, Jitter, Occasion, Sharing};
 pub use preemption_settings::{Endpoint, NoticeSource, Preemption};
 pub use restart_settings::{Restart, RestartLimit, RestartPolicy, WithoutImage};
 pub(crate) use sources::PROJECT_FILE;

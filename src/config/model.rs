@@ -12,7 +12,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 use serde::Deserialize;
 
-use super::operation::{Hang, Hooks, Interval, Jitter};
+use super::operation::{Hang, Hooks, Interval, Jitter, Sharing};
 use super::preemption_settings::Preemption;
 use super::reading::{
     address, duration, number, optional, optional_parsed, optional_path, parsed, path, patterns,
@@ -29,6 +29,8 @@ pub struct Config {
     /// Folder of the images, relative to the working directory unless absolute.
     #[serde(deserialize_with = "path")]
     pub store: PathBuf,
+    /// True if several machines can write to the store.
+    pub store_shared: Sharing,
     /// The isolation of the job from the machine.
     pub isolation: Isolation,
     /// Name of the user that the job runs as; `None` for ckpt-run's own.

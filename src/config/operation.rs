@@ -97,6 +97,18 @@ impl Hang {
     }
 }
 
+/// The answer to the question if several machines can write to the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Sharing {
+    /// Yes if its file system is one of those that several machines use.
+    Auto,
+    /// The run takes a lease.
+    Yes,
+    /// The store's lock is enough.
+    No,
+}
+
 /// The reaction to a job that hangs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]

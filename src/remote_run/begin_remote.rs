@@ -2,11 +2,12 @@
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use super::lease_keeper::{Lease, OnLoss, Terms};
+use super::lease_keeper::{Lease, Terms};
 use super::local_record::LocalRecord;
+use super::run_lease::RunLease;
 use super::shared_state::{Change, Holder, State};
 use super::uploader::{CompanionsOf, UploadProgress, Uploader};
 use crate::clock;
@@ -17,12 +18,12 @@ use crate::store::remote::bucket::Bucket;
 use crate::store::remote::download;
 use crate::store::remote::upload::Uploads;
 use crate::store::{ImageId, Manifest, Store, StoreLock};
-use crate::sync::{locked, wait_until};
+use crate::sync::locked;
 
 /// Time for one operation on data with all its attempts: a pack of 32 MiB within it needs 110 KiB/s.
 const DATA_LIMIT: Duration = Duration::from_secs(300);
 /// Part of the lease that one operation on the state may take with all its attempts.
-const STATE_LIMIT: u32 = 4;
+pub(super) const STATE_LIMIT: u32 = 4;
 
 /// Settings of a remote store.
 #[derive(Clone, Debug)]
@@ -62,12 +63,11 @@ pub(crate) struct RemoteRun {
     bucket: Bucket,
     terms: RemoteTerms,
     lease: Arc<Lease>,
+    run_lease: RunLease,
     record: Arc<Mutex<LocalRecord>>,
     uploader: Mutex<Option<Arc<Uploader>>>,
     /// True once the run is to stop within a time: no snapshot waits for its upload.
     is_hurried: AtomicBool,
-    /// True once the job of a lost lease was killed.
-    obeyed: (Mutex<bool>, Condvar),
     /// The state before, until the job can have run here.
     before: Mutex<Option<Change>>,
     /// Images that were abandoned before a restore began whose job has not run.
@@ -125,14 +125,15 @@ impl RemoteRun {
                 holder.host
             );
         })?;
+        let lease = Arc::new(lease);
         let run = Self {
             bucket,
             terms,
-            lease: Arc::new(lease),
+            run_lease: RunLease::new(&lease)?,
+            lease,
             record: Arc::new(Mutex::new(record)),
             uploader: Mutex::new(None),
             is_hurried: AtomicBool::new(false),
-            obeyed: Default::default(),
             before: Mutex::new(Some(match &before {
                 Some(state) => Change::GiveBack(Box::new(state.clone())),
                 None => Change::Release { finished: false },
@@ -169,10 +170,13 @@ impl RemoteRun {
         Ok(begun)
     }
 
-    /// Renews the lease from now on; see [`Lease::keep`].
-    pub(crate) fn keep(&self, on_loss: OnLoss) -> Result<(), RemoteError> {
+    /// Notes that the job can run here from now on: the lease is not given back to the holder before.
+    pub(crate) fn has_begun(&self) {
         *locked(&self.before) = None;
-        self.lease.keep(on_loss)
+    }
+
+    pub(crate) fn run_lease(&self) -> &RunLease {
+        &self.run_lease
     }
 
     /// Starts the thread that uploads images.
@@ -290,18 +294,6 @@ impl RemoteRun {
         uploader
             .as_ref()
             .is_some_and(|uploader| uploader.progress().waiting.is_some())
-    }
-
-    /// Notes that the job of a lost lease was killed.
-    pub(crate) fn obey(&self) {
-        *locked(&self.obeyed.0) = true;
-        self.obeyed.1.notify_all();
-    }
-
-    /// Returns true if the job is killed within this time.
-    pub(crate) fn is_obeyed_within(&self, limit: Duration) -> bool {
-        let obeyed = locked(&self.obeyed.0);
-        *wait_until(&self.obeyed.1, obeyed, limit, |obeyed| *obeyed)
     }
 
     /// Ends the lease, so that no other machine needs to wait. `finished` is true if the job has ended by itself, with

@@ -203,7 +203,7 @@ impl Shared {
             match self.change(&Change::Renew) {
                 Ok(()) => {
                     if std::mem::take(&mut is_reported) {
-                        tracing::info!("the lease of the remote store is renewed again");
+                        tracing::info!("the lease of the run is renewed again");
                     }
                     wait = self.until_renewal();
                 }
@@ -219,7 +219,7 @@ impl Shared {
                             .deadline()
                             .saturating_sub(clock::since_boot());
                         tracing::warn!(
-                            "cannot renew the lease of the remote store, the job is stopped in {} s if this lasts: {}",
+                            "cannot renew the lease of the run, the job is stopped in {} s if this lasts: {}",
                             left.as_secs(),
                             chain(&error)
                         );
@@ -264,7 +264,7 @@ impl Shared {
             .timer
             .set(deadline, TimerSetTimeFlags::TFD_TIMER_ABSTIME)
         {
-            tracing::error!("cannot watch the lease of the remote store: {errno}");
+            tracing::error!("cannot watch the lease of the run: {errno}");
         }
     }
 

@@ -7,7 +7,8 @@
 //! An image is uploaded in the background after it is durable in the local store, and is part of the run as soon as the
 //! state names it. At the start a supervisor acquires the run's lease (`lease`, `lease_keeper`) and downloads the newest
 //! image if the local store does not have it. Verbs read and change the images without the lease (`remote_images`).
-//! Start reading at `begin_remote`. Nothing here knows jobs.
+//! Start reading at `begin_remote`. A run whose store several machines share takes the same lease without such images (`store_lease`).
+//! Nothing here knows jobs.
 
 mod begin_remote;
 mod lease;
@@ -18,10 +19,14 @@ mod lease_wait;
 mod local_record;
 mod remote_images;
 mod remote_retention;
+mod run_lease;
 mod shared_state;
 mod state_log;
+mod store_lease;
 mod uploader;
 
 pub(crate) use begin_remote::{Begun, RemoteRun, RemoteTerms};
 pub(crate) use remote_images::{Pruned, RemoteImages, Removal};
+pub(crate) use run_lease::RunLease;
+pub(crate) use store_lease::{StoreLease, lock_alone};
 pub use uploader::UploadProgress;

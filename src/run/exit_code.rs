@@ -2,7 +2,7 @@
 
 /// The job was saved and stopped: running the same command line again continues it.
 pub(crate) const SAVED: u8 = 75;
-/// The lease of the remote run was lost: another machine continues the run, or may do so.
+/// The lease of the run was lost: another machine continues the run, or may do so.
 pub(crate) const LEASE_LOST: u8 = 76;
 /// ckpt-run itself failed, before or around the job.
 pub const OURS: u8 = 125;

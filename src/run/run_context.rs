@@ -22,7 +22,7 @@ use crate::config::{self, Config, Memory, Watch};
 use crate::criu::{self, Criu};
 use crate::cuda;
 use crate::files::{self, Choice, JobFiles, LOG_DESCRIPTOR, OnLost, WATCHER_ARGUMENT};
-use crate::remote_run::RemoteRun;
+use crate::remote_run::{RemoteRun, RunLease, StoreLease};
 use crate::sandbox::{IoUring, Isolation, JobUser, Sandbox, ToolCommand};
 use crate::store::fs::durable::{self, DurableError};
 use crate::store::{ImageId, Store, StoreLock};
@@ -64,6 +64,8 @@ pub(crate) struct RunContext {
     gpus: OnceLock<cuda::Inventory>,
     /// The copy of the run in object storage.
     pub remote: Option<RemoteRun>,
+    /// The lease of a store that several machines share, without a remote store.
+    pub store_lease: Option<StoreLease>,
     /// NVML for a job that uses GPUs: loaded from its first snapshot on, while it is not paused.
     pub nvml: cuda::KeptNvml,
 }
@@ -123,6 +125,7 @@ impl RunContext {
             driver: OnceLock::new(),
             gpus: OnceLock::new(),
             remote: None,
+            store_lease: None,
             nvml: cuda::KeptNvml::default(),
         })
     }
@@ -130,6 +133,19 @@ impl RunContext {
     /// Adds the copy of the run in object storage.
     pub fn with_remote(self, remote: Option<RemoteRun>) -> Self {
         Self { remote, ..self }
+    }
+
+    pub fn with_store_lease(self, store_lease: Option<StoreLease>) -> Self {
+        Self {
+            store_lease,
+            ..self
+        }
+    }
+
+    /// Returns the lease whose loss ends the run.
+    pub fn run_lease(&self) -> Option<&RunLease> {
+        let remote = self.remote.as_ref().map(RemoteRun::run_lease);
+        remote.or(self.store_lease.as_ref().map(StoreLease::run_lease))
     }
 
     /// Makes the job run as a user. That user has no access to the agent, which is in the store, so the job runs

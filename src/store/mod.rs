@@ -61,6 +61,7 @@ pub use format::pack::{Pack, PackError, PackName};
 pub use format::store_folder::{MovedStore, OpenError, Store};
 pub use format::store_key::{InvalidKey, Key};
 pub use fs::durable;
+pub(crate) use fs::fence;
 pub use fs::lock::{LockError, StoreLock};
 pub use fs::store_place::PlaceError;
 pub(crate) use fs::store_place::check_new;

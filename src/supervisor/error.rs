@@ -82,7 +82,7 @@ pub enum RunError {
     Remote(#[from] RemoteError),
     /// The job must not run here any longer.
     #[error(
-        "the job was stopped: {}; its newest images are in the store here and in the remote store; run the same line again \
+        "the job was stopped: {}; its images are kept; run the same line again \
          to wait for the lease",
         why_lost(holder.as_deref())
     )]
@@ -126,7 +126,8 @@ impl RunError {
 fn why_lost(holder: Option<&str>) -> String {
     match holder {
         Some(host) => format!("the supervisor on {host} continues the run"),
-        None => "the lease of the remote run could not be renewed, and another machine may continue the run".to_owned(),
+        None => "the lease of the run could not be renewed, and another machine may continue it"
+            .to_owned(),
     }
 }
 

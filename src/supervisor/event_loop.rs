@@ -80,17 +80,13 @@ fn now(context: &Arc<RunContext>) -> Now {
     }
 }
 
-/// Keeps the lease of the remote run, and uploads images from now on.
-fn start_remote(
-    context: &Arc<RunContext>,
-    state: &RunState,
-    inbox: &Sender<Message>,
-) -> Result<(), RunError> {
-    let Some(remote) = &context.remote else {
+/// Makes the loss of the run's lease, if it has one, kill the job.
+fn watch_lease(context: &Arc<RunContext>, inbox: &Sender<Message>) -> Result<(), RunError> {
+    let (inbox, shared) = (inbox.clone(), Arc::downgrade(context));
+    let Some(lease) = context.run_lease() else {
         return Ok(());
     };
-    let (inbox, shared) = (inbox.clone(), Arc::downgrade(context));
-    remote.keep(Box::new(move |holder| {
+    lease.watch(Box::new(move |holder| {
         let Some(context) = shared.upgrade() else {
             return; // the run has ended
         };
@@ -99,12 +95,26 @@ fn start_remote(
         let tell = move || inbox.blocking_send(Message::Event(Event::LeaseLost(holder)));
         let told = Builder::new().spawn(tell);
         // The loop kills the job at once. If it hangs, this process ends, and the sandbox with it.
-        let remote = context.remote.as_ref();
-        let is_obeyed = remote.is_some_and(|remote| remote.is_obeyed_within(KILL_LIMIT));
+        let lease = context.run_lease();
+        let is_obeyed = lease.is_some_and(|lease| lease.is_obeyed_within(KILL_LIMIT));
         if told.is_err() || !is_obeyed {
             std::process::exit(LEASE_LOST.into());
         }
     }))?;
+    if let Some(remote) = &context.remote {
+        remote.has_begun();
+    }
+    if let Some(lease) = &context.store_lease {
+        lease.has_begun();
+    }
+    Ok(())
+}
+
+/// Uploads images from now on, if the run has a remote store.
+fn start_uploads(context: &Arc<RunContext>, state: &RunState) -> Result<(), RunError> {
+    let Some(remote) = &context.remote else {
+        return Ok(());
+    };
     let shared = Arc::downgrade(context);
     remote.start_uploads(
         &context.store,
@@ -137,7 +147,8 @@ impl Supervisor {
         let seed = u64::from_le_bytes(*seed);
         let observers = Observers::new(&context, &state, &streams, &sender, moment());
         let watch = HangWatch::new(&context.config.hang, &context.directory, &streams, &sender);
-        start_remote(&context, &state, &sender)?;
+        watch_lease(&context, &sender)?;
+        start_uploads(&context, &state)?;
         preemption::watch(&context.config.preemption, &sender);
         let machine = Machine::new(context.config.clone(), state, seed, now(&context));
         Ok(Self {
@@ -156,21 +167,29 @@ impl Supervisor {
         let command = self.machine.state().command.shown();
         self.notify(&Notice::Opened { command });
         let result = self.run_to_exit(beginning).await;
-        if let (Ok(_), Some(remote)) = (&result, &self.context.remote) {
+        if let (Ok(_), Some(lease)) = (&result, self.context.run_lease()) {
             // The job has ended, so a lease that is lost from now on does not end this process.
-            remote.obey();
+            lease.obey();
         }
         self.machine.close();
         self.finish_hooks().await;
-        if !matches!(result, Err(RunError::LeaseLost { .. })) {
+        let is_lost = matches!(result, Err(RunError::LeaseLost { .. }));
+        if !is_lost {
             self.finish_remote().await;
         }
         self.report_end(&result);
-        server::remove(self.context.store.path());
+        if !is_lost {
+            // Otherwise the socket can be the next holder's.
+            server::remove(self.context.store.path());
+        }
         // Clients that asked too late learn that the run has ended.
         self.inbox.close();
         while self.inbox.try_recv().is_ok() {}
         self.clients.end().await;
+        if !is_lost {
+            // The last: another machine can begin then.
+            self.end_store_lease().await;
+        }
         result
     }
 
@@ -285,8 +304,10 @@ impl Supervisor {
             }
             Action::Exit(code) => self.exit = Some(code),
             Action::Fail(error) => {
-                if let (RunError::LeaseLost { .. }, Some(remote)) = (&error, &self.context.remote) {
-                    remote.obey();
+                if let (RunError::LeaseLost { .. }, Some(lease)) =
+                    (&error, self.context.run_lease())
+                {
+                    lease.obey();
                 }
                 return Err(error);
             }
@@ -386,6 +407,16 @@ impl Supervisor {
         let ended = tokio::task::spawn_blocking(move || {
             if let Some(remote) = &context.remote {
                 remote.end(progress == Progress::Finished);
+            }
+        });
+        let _ = ended.await;
+    }
+
+    async fn end_store_lease(&self) {
+        let context = Arc::clone(&self.context);
+        let ended = tokio::task::spawn_blocking(move || {
+            if let Some(lease) = &context.store_lease {
+                lease.end();
             }
         });
         let _ = ended.await;

@@ -16,7 +16,7 @@ use crate::cuda::GpuMap;
 use crate::doctor::capabilities;
 use crate::path_text::CommandLine;
 use crate::printable::{Keep, escaped};
-use crate::remote_run::{Begun, RemoteRun, RemoteTerms};
+use crate::remote_run::{Begun, RemoteRun, RemoteTerms, StoreLease};
 use crate::run::encryption_key::read_key;
 use crate::run::machine;
 use crate::run::program::{self, ProgramError};
@@ -37,7 +37,7 @@ pub struct RunOptions {
     pub what: What,
     /// The GPUs that take the place of others in a restore; empty leaves the choice to us.
     pub gpu_map: GpuMap,
-    /// Take the lease of the remote run at once, even if another supervisor may still hold it.
+    /// Take the lease of the run at once, even if another supervisor may still hold it.
     pub take_over: bool,
 }
 
@@ -102,6 +102,10 @@ pub fn run(options: RunOptions) -> Result<u8, RunError> {
     };
     drop(key); // the store has what it needs
     let lock = store.lock()?;
+    let store_lease = match &config.remote.url {
+        None => StoreLease::acquire(&store, config.store_shared, config.remote.lease, take_over)?,
+        Some(_) => None,
+    };
     let before = RunState::load(store.path())?;
     let swept = store.sweep(&lock)?;
     tracing::debug!(?swept, "swept the store");
@@ -129,7 +133,7 @@ pub fn run(options: RunOptions) -> Result<u8, RunError> {
     let command = state.command.words().to_vec();
     let context = RunContext::new(config, store, lock, criu, command, directory, moved)
         .and_then(|context| context.with_user(user))
-        .map(|context| context.with_remote(remote))
+        .map(|context| context.with_remote(remote).with_store_lease(store_lease))
         .map_err(system("prepare the work folder"))?;
     let streams = Streams::ours(context.config.tty).map_err(system("use the standard streams"))?;
     streams.share_lines();

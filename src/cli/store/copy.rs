@@ -12,6 +12,7 @@ use crate::cli::global::{Failure, Global, object_storage, shown};
 use crate::cli::print;
 use crate::cli::print::Progress;
 use crate::config::{Config, Cpus};
+use crate::remote_run::lock_alone;
 use crate::restore::companions;
 use crate::run::{ImageFacts, OURS, read_key, size};
 use crate::store::remote::bucket::{is_address, without_secrets};
@@ -61,7 +62,7 @@ pub(crate) fn run(global: &Global, arguments: &CopyArguments) -> Result<ExitCode
     let first = sources.first().ok_or_else(|| no_image(&from.shown()))?;
     from.manifest(*first)?;
     let to = Store::create_or_open_with(&arguments.to, key.as_ref())?;
-    let lock = to.lock()?;
+    let lock = lock_alone(&to)?;
     // Removes the remains of an interrupted copy; the lock excludes other writers.
     to.sweep(&lock)?;
     let mut all = Vec::new();

@@ -12,6 +12,7 @@ use super::image_names::{find, tell_other_run};
 use crate::cli::global::{Failure, Global, shown};
 use crate::cli::print;
 use crate::cli::print::Progress;
+use crate::remote_run::lock_alone;
 use crate::restore::companions;
 use crate::run::{ImageFacts, OURS, read_key, size};
 use crate::store::{Exported, Form, ImageId, OpenError, PortableReader, Store};
@@ -152,7 +153,7 @@ pub(crate) fn import(global: &Global, arguments: &ImportArguments) -> Result<Exi
         code: OURS,
     })?;
     let store = Store::create_or_open_with(&config.store, key.as_ref())?;
-    let lock = store.lock()?;
+    let lock = lock_alone(&store)?;
     // Removes the remains of an interrupted import; the lock excludes other writers.
     store.sweep(&lock)?;
     let progress = Progress::new("import", global, &config);

@@ -10,7 +10,7 @@ use crate::cli::global::{Failure, Global};
 use crate::cli::print;
 use crate::clock;
 use crate::config::Override;
-use crate::remote_run::Removal;
+use crate::remote_run::{Removal, lock_alone};
 use crate::run::{RunState, remove_held, size};
 use crate::snapshot::policy;
 use crate::store::{Effort, Fate, GoesOn, ImageId, Planned};
@@ -96,7 +96,7 @@ pub(crate) fn run(global: &Global, arguments: &ForgetArguments) -> Result<ExitCo
     let lock = if arguments.dry_run {
         None
     } else {
-        Some(store.lock()?)
+        Some(lock_alone(&store)?)
     };
     let run = RunState::load(store.path())?;
     // If the store has no run yet, a run may continue from any image.

@@ -8,7 +8,7 @@ use serde_json::json;
 use super::any_store::AnyStore;
 use crate::cli::global::{Failure, Global};
 use crate::cli::print;
-use crate::remote_run::{Pruned, RemoteImages};
+use crate::remote_run::{Pruned, RemoteImages, lock_alone};
 use crate::run::{Copies, remove_held, size};
 use crate::store::{ImageId, LockError, Swept};
 
@@ -33,7 +33,7 @@ pub(crate) fn run(global: &Global, dry_run: bool) -> Result<ExitCode, Failure> {
         AnyStore::Folder(store) => store,
         AnyStore::Remote(remote) => return prune_objects(global, &remote, dry_run),
     };
-    let (copies, swept) = match store.lock() {
+    let (copies, swept) = match lock_alone(&store) {
         Err(LockError::Held { holder, .. }) if dry_run => {
             print::say(&format!(
                 "the store is in use by {holder}: files that it may be writing, and copies of ckpt-run, are not counted"

@@ -10,6 +10,7 @@ use super::verify::Findings;
 use crate::cli::global::{Failure, Global, open};
 use crate::cli::print;
 use crate::cli::print::Progress;
+use crate::remote_run::lock_alone;
 use crate::run::size;
 use crate::store::{ImageId, Marks, PackName, Remedy, Repaired, RepairedImage};
 
@@ -50,7 +51,7 @@ struct ShownImage {
 pub(crate) fn run(global: &Global, arguments: &RepairArguments) -> Result<ExitCode, Failure> {
     let config = global.load(Vec::new())?.config;
     let store = open(&config)?;
-    let lock = store.lock()?;
+    let lock = lock_alone(&store)?;
     let marks = if arguments.clear_marks {
         Marks::Clear
     } else {

@@ -1,14 +1,14 @@
 //! Durable writes: a file has either its old or its new content, and after `write` returns it has the new content even
 //! after a power failure.
 //!
-//! A temporary file in the same folder is written, synced and renamed; then the folder is synced. All small files of a
-//! store and the caller's run state are written in this way.
+//! A temporary file in the same folder, or in the holder's folder of a fenced store (`fence`), is written, synced and
+//! renamed; then the folder is synced. All small files of a store and the caller's run state are written in this way.
 
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::ops;
+use super::{fence, ops};
 
 /// Prefix of temporary files, by which a sweep finds the leftovers of a killed writer.
 pub const TEMPORARY_PREFIX: &str = ".tmp-";
@@ -99,11 +99,12 @@ pub fn write_program(path: &Path, content: &[u8]) -> Result<(), DurableError> {
 
 fn replace(path: &Path, content: &[u8], mode: u32) -> Result<(), DurableError> {
     let folder = folder_of(path);
+    let passage = fence::passage(path).unwrap_or(folder.to_owned());
     let temporary = tempfile::Builder::new()
         .prefix(TEMPORARY_PREFIX)
-        .make_in(folder, |path| ops::create_new(path, mode))
+        .make_in(&passage, |path| ops::create_new(path, mode))
         .map_err(|source| DurableError::CreateTemporary {
-            path: folder.to_owned(),
+            path: passage,
             source,
         })?;
     ops::write_at(temporary.as_file(), content, 0)
@@ -207,14 +208,27 @@ fn create_folder_with(path: &Path, mode: u32) -> Result<(), DurableError> {
 /// Removes a file if it exists. The removal is durable after a sync of the folder, which the caller does once for many
 /// files.
 pub(crate) fn remove(path: &Path) -> Result<(), DurableError> {
-    match ops::remove_file(path) {
+    let removed = match fence::passage(path) {
+        None => ops::remove_file(path),
+        Some(passage) => {
+            let name = path.file_name().unwrap_or_default();
+            let gone = passage.join(name);
+            ops::rename(path, &gone).and_then(|()| ops::remove_file(&gone))
+        }
+    };
+    match removed {
         Ok(()) => Ok(()),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        // The holder's folder can be the one that does not exist.
+        Err(error) if error.kind() == io::ErrorKind::NotFound && !is_there(path) => Ok(()),
         Err(source) => Err(DurableError::Remove {
             path: path.to_owned(),
             source,
         }),
     }
+}
+
+fn is_there(path: &Path) -> bool {
+    path.symlink_metadata().is_ok()
 }
 
 fn folder_of(path: &Path) -> &Path {

@@ -105,7 +105,7 @@ pub(crate) fn sync(file: &File) -> io::Result<()> {
     step!(Target::File(file), file.sync_all(), Step::Sync)
 }
 
-/// Renames a file within its folder, replacing an existing file.
+/// Renames a file, replacing an existing one.
 pub(crate) fn rename(from: &Path, to: &Path) -> io::Result<()> {
     step!(
         Target::Path(from),
@@ -117,6 +117,13 @@ pub(crate) fn rename(from: &Path, to: &Path) -> io::Result<()> {
 /// Removes a file.
 pub(crate) fn remove_file(path: &Path) -> io::Result<()> {
     step!(Target::Path(path), fs::remove_file(path), {
+        Step::Remove(path.to_owned())
+    })
+}
+
+/// Removes an empty folder.
+pub(crate) fn remove_folder(path: &Path) -> io::Result<()> {
+    step!(Target::Path(path), fs::remove_dir(path), {
         Step::Remove(path.to_owned())
     })
 }

@@ -78,7 +78,7 @@ pub(crate) enum Event {
     Signal(Signal),
     /// A cloud takes this machine back, after this time at the earliest.
     Preempted(Announcement, Duration),
-    /// The lease of the remote run is lost, to the supervisor on this machine if it is known.
+    /// The lease of the run is lost, to the supervisor on this machine if it is known.
     LeaseLost(Option<String>),
     /// Ctrl-C was typed at the job's own terminal, which sends the job a SIGINT.
     Interrupted,

@@ -172,7 +172,7 @@ proptest! {
                 let access = format!("{} 3", line.replace("map", "access").rsplit_once(' ').unwrap().0);
                 prop_assert_eq!(job.ask(&access), bare.ask(&access));
             }
-            prop_assert_eq!(gpu.used_bytes(0), other.used_bytes(0), "{}", line);
+            gpu.assert_used(0, other.used_bytes(0), line);
         }
     }
 }

@@ -149,7 +149,7 @@ fn outlast_the_lease(disconnect: impl FnOnce(&S3Server), reconnect: impl FnOnce(
         "{said}"
     );
     assert!(
-        said.contains("the lease of the remote run could not be renewed"),
+        said.contains("the lease of the run could not be renewed"),
         "{said}"
     );
     assert_eq!(place.images().len(), 2);
@@ -198,9 +198,9 @@ fn a_short_outage_does_not_stop_the_job() {
     place.wait_for("out", "ready\n");
     server.gate().close();
     place.snapshot();
-    place.wait_for("err", "cannot renew the lease of the remote store");
+    place.wait_for("err", "cannot renew the lease of the run");
     server.gate().open();
-    place.wait_for("err", "the lease of the remote store is renewed again");
+    place.wait_for("err", "the lease of the run is renewed again");
     place.wait_for("err", "the image is in the remote store image=000001");
     place.go();
     assert_eq!(run.wait(), 0, "{}", place.text("err"));

@@ -11,6 +11,7 @@ mod older_images;
 mod other_machines;
 mod remote_folder;
 mod s3_server;
+mod shared_store;
 mod steps_job;
 mod uploads;
 mod verbs;

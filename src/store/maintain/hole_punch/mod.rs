@@ -19,7 +19,7 @@ use crate::store::format::image_id::ImageId;
 use crate::store::format::manifest::{Content, Manifest};
 use crate::store::format::pack::{HEADER_BYTES, Pack, PackName};
 use crate::store::format::store_folder::Store;
-use crate::store::fs::ops;
+use crate::store::fs::{fence, ops};
 
 /// Minimum space that is freed in a pack: a hole costs the file system an extent.
 const GAIN_BYTES_MIN: u64 = if cfg!(test) { 64 << 10 } else { 1 << 20 };
@@ -222,6 +222,10 @@ pub(crate) fn holes_of(path: &Path, pack: Pack, live: &[Range<u64>]) -> Option<H
 pub(crate) fn give_back(holes: &[Holes]) -> Result<u64, WriteError> {
     let mut bytes = 0;
     for pack in holes {
+        // A former holder could punch a pack after a later one has begun to rely on it.
+        if fence::passage(&pack.path).is_some() {
+            break;
+        }
         match punch(&pack.path, &pack.ranges) {
             Ok(freed) => bytes += freed,
             Err(error) if is_unsupported(&error) => {
