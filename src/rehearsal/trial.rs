@@ -34,7 +34,7 @@ const MESSAGES: &str = "--messages";
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 /// Settings of every trial: snapshots are taken only on request, and nothing outside of the trial's folder is written
 /// to. No hook may notify other programs, and the rehearsal itself watches for a time without output.
-const TRIAL: [(&str, &str); 24] = [
+const TRIAL: [(&str, &str); 25] = [
     ("tty", "false"),
     ("snapshot.interval", "never"),
     ("snapshot.grace", "0s"),
@@ -56,6 +56,7 @@ const TRIAL: [(&str, &str); 24] = [
     ("log.level", "warn"),
     ("log.events", ""),
     ("remote.url", ""),
+    ("store_shared", "no"),
     ("preemption.watch", "off"),
     ("metrics.textfile", ""),
     ("metrics.listen", ""),

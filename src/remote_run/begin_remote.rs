@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::lease_keeper::{Lease, Terms};
+use super::lease_wait::Patience;
 use super::local_record::LocalRecord;
 use super::run_lease::RunLease;
 use super::shared_state::{Change, Holder, State};
@@ -110,10 +111,17 @@ impl RemoteRun {
             store: record.identity.clone(),
             host: host.to_string_lossy().into_owned(),
         };
+        let patience = if terms.take_over {
+            Patience::TakeOver
+        } else {
+            Patience::UntilExpired {
+                own: holder.store.clone(),
+            }
+        };
         let lease_terms = Terms {
             holder,
             ttl: terms.lease,
-            take_over: terms.take_over,
+            patience,
             fresh: terms.fresh,
         };
         let (lease, before) = Lease::acquire(&states, &lease_terms, |holder, left| {

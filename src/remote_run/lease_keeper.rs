@@ -26,8 +26,8 @@ const RETRY: Duration = Duration::from_millis(500);
 pub(crate) struct Terms {
     pub(crate) holder: Holder,
     pub(crate) ttl: Duration,
-    /// Take the lease at once, even if its holder may still run the job.
-    pub(crate) take_over: bool,
+    /// What to do if another supervisor has not released it.
+    pub(super) patience: Patience,
     /// Begin the run anew, without its images.
     pub(crate) fresh: bool,
 }
@@ -62,13 +62,7 @@ impl Lease {
     ) -> Result<(Self, Option<State>), RemoteError> {
         let log = StateLog::new(bucket.clone());
         let ttl_ms = u64::try_from(terms.ttl.as_millis()).unwrap_or(u64::MAX);
-        let patience = if terms.take_over {
-            Patience::TakeOver
-        } else {
-            let own = terms.holder.store.clone();
-            Patience::UntilExpired { own }
-        };
-        let mut wait = LeaseWait::new(&log, patience, &mut report);
+        let mut wait = LeaseWait::new(&log, terms.patience.clone(), &mut report);
         let mut known = log.newest(None)?;
         loop {
             let before = wait.until_free(known)?;

@@ -17,8 +17,8 @@ const LOOK: Duration = Duration::from_secs(1);
 pub(super) enum Patience {
     /// Wait until it has expired, unless the holder is this store.
     UntilExpired { own: String },
-    /// Wait as long, and fail if its holder renews it.
-    UntilRenewed,
+    /// Wait as long, and fail if its holder renews it, unless the holder is this one.
+    UntilRenewed { own: Option<String> },
     /// Treat it as free, even if its holder may still run the job.
     TakeOver,
 }
@@ -79,7 +79,7 @@ impl<'a> LeaseWait<'a> {
     fn time_left(&mut self, Entry { state, .. }: &Entry) -> Result<Duration, RemoteError> {
         let is_free = match &self.patience {
             Patience::UntilExpired { own } => state.holder.store == *own,
-            Patience::UntilRenewed => false,
+            Patience::UntilRenewed { own } => own.as_ref() == Some(&state.holder.store),
             Patience::TakeOver => true,
         };
         if is_free || state.released {
@@ -89,7 +89,8 @@ impl<'a> LeaseWait<'a> {
         let ttl = Duration::from_millis(state.ttl_ms);
         let first = || Watched::new(state.renewals, ttl, now);
         let watched = self.watched.get_or_insert_with(first);
-        if watched.see(state.renewals, ttl, now) && self.patience == Patience::UntilRenewed {
+        let is_renewed = watched.see(state.renewals, ttl, now);
+        if is_renewed && matches!(self.patience, Patience::UntilRenewed { .. }) {
             return Err(RemoteError::Held {
                 url: self.log.url().to_owned(),
                 host: state.holder.host.clone(),

@@ -28,5 +28,5 @@ mod uploader;
 pub(crate) use begin_remote::{Begun, RemoteRun, RemoteTerms};
 pub(crate) use remote_images::{Pruned, RemoteImages, Removal};
 pub(crate) use run_lease::RunLease;
-pub(crate) use store_lease::{StoreLease, lock_alone};
+pub(crate) use store_lease::{StoreLease, lock_alone, lock_for_run};
 pub use uploader::UploadProgress;

@@ -10,8 +10,14 @@ use crate::sync::{locked, wait_until};
 /// Lease of a run that this process supervises, or is about to. It is renewed from the beginning.
 pub(crate) struct RunLease {
     loss: Arc<Mutex<Loss>>,
-    /// True once the job of a lost lease was killed.
-    obeyed: (Mutex<bool>, Condvar),
+    end: Arc<JobEnd>,
+}
+
+/// The end of a job whose lease is lost.
+#[derive(Default)]
+pub(crate) struct JobEnd {
+    has_come: Mutex<bool>,
+    changed: Condvar,
 }
 
 /// The loss of a lease, or who is told of it.
@@ -41,34 +47,39 @@ impl RunLease {
         }))?;
         Ok(Self {
             loss,
-            obeyed: Default::default(),
+            end: Arc::default(),
         })
     }
 
-    /// Has `on_loss` called when this supervisor must not run the job any longer, at once if that is so now.
-    pub(crate) fn watch(&self, on_loss: OnLoss) -> Result<(), RemoteError> {
-        let on_loss = Arc::new(on_loss);
-        let before = std::mem::replace(
-            &mut *locked(&self.loss),
-            Loss::Watched(Arc::clone(&on_loss)),
-        );
-        if let Loss::Untold(holder) = before {
-            let thread = std::thread::Builder::new().name("lease-lost".to_owned());
-            let told = thread.spawn(move || on_loss(holder));
-            told.map_err(RemoteError::Thread)?;
+    /// Has `on_loss` called when this supervisor must not run the job any longer.
+    ///
+    /// # Errors
+    /// The lease is lost already, to this holder if it is known.
+    pub(crate) fn watch(&self, on_loss: OnLoss) -> Result<(), Option<String>> {
+        let mut loss = locked(&self.loss);
+        if let Loss::Untold(holder) = &*loss {
+            return Err(holder.clone());
         }
+        *loss = Loss::Watched(Arc::new(on_loss));
         Ok(())
     }
 
+    /// Returns the end of the job, for the callback of a loss.
+    pub(crate) fn job_end(&self) -> Arc<JobEnd> {
+        Arc::clone(&self.end)
+    }
+}
+
+impl JobEnd {
     /// Notes that the job of a lost lease was killed, or has ended.
-    pub(crate) fn obey(&self) {
-        *locked(&self.obeyed.0) = true;
-        self.obeyed.1.notify_all();
+    pub(crate) fn note(&self) {
+        *locked(&self.has_come) = true;
+        self.changed.notify_all();
     }
 
-    /// Returns true if the job is killed within this time.
-    pub(crate) fn is_obeyed_within(&self, limit: Duration) -> bool {
-        let obeyed = locked(&self.obeyed.0);
-        *wait_until(&self.obeyed.1, obeyed, limit, |obeyed| *obeyed)
+    /// Returns true if the job ends within this time.
+    pub(crate) fn comes_within(&self, limit: Duration) -> bool {
+        let has_come = locked(&self.has_come);
+        *wait_until(&self.changed, has_come, limit, |has_come| *has_come)
     }
 }

@@ -64,7 +64,7 @@ pub(crate) struct RunContext {
     gpus: OnceLock<cuda::Inventory>,
     /// The copy of the run in object storage.
     pub remote: Option<RemoteRun>,
-    /// The lease of a store that several machines share, without a remote store.
+    /// The lease of a store that several machines share.
     pub store_lease: Option<StoreLease>,
     /// NVML for a job that uses GPUs: loaded from its first snapshot on, while it is not paused.
     pub nvml: cuda::KeptNvml,
@@ -142,10 +142,10 @@ impl RunContext {
         }
     }
 
-    /// Returns the lease whose loss ends the run.
-    pub fn run_lease(&self) -> Option<&RunLease> {
-        let remote = self.remote.as_ref().map(RemoteRun::run_lease);
-        remote.or(self.store_lease.as_ref().map(StoreLease::run_lease))
+    /// Returns the leases whose loss ends the run.
+    pub fn leases(&self) -> impl Iterator<Item = &RunLease> {
+        let remote = self.remote.iter().map(RemoteRun::run_lease);
+        remote.chain(self.store_lease.iter().map(StoreLease::run_lease))
     }
 
     /// Makes the job run as a user. That user has no access to the agent, which is in the store, so the job runs

@@ -80,27 +80,26 @@ fn now(context: &Arc<RunContext>) -> Now {
     }
 }
 
-/// Makes the loss of the run's lease, if it has one, kill the job.
-fn watch_lease(context: &Arc<RunContext>, inbox: &Sender<Message>) -> Result<(), RunError> {
-    let (inbox, shared) = (inbox.clone(), Arc::downgrade(context));
-    let Some(lease) = context.run_lease() else {
-        return Ok(());
-    };
-    lease.watch(Box::new(move |holder| {
-        let Some(context) = shared.upgrade() else {
-            return; // the run has ended
-        };
-        let inbox = inbox.clone();
-        // Not in this thread: the queue may be full.
-        let tell = move || inbox.blocking_send(Message::Event(Event::LeaseLost(holder)));
-        let told = Builder::new().spawn(tell);
-        // The loop kills the job at once. If it hangs, this process ends, and the sandbox with it.
-        let lease = context.run_lease();
-        let is_obeyed = lease.is_some_and(|lease| lease.is_obeyed_within(KILL_LIMIT));
-        if told.is_err() || !is_obeyed {
-            std::process::exit(LEASE_LOST.into());
-        }
-    }))?;
+fn is_lost(result: &Result<u8, RunError>) -> bool {
+    matches!(result, Err(RunError::LeaseLost { .. }))
+}
+
+/// Makes the loss of a lease of the run kill the job.
+fn watch_leases(context: &RunContext, inbox: &Sender<Message>) -> Result<(), RunError> {
+    for lease in context.leases() {
+        let (inbox, job_end) = (inbox.clone(), lease.job_end());
+        let watched = lease.watch(Box::new(move |holder| {
+            let inbox = inbox.clone();
+            // Not in this thread: the queue may be full.
+            let tell = move || inbox.blocking_send(Message::Event(Event::LeaseLost(holder)));
+            let told = Builder::new().spawn(tell);
+            // The loop kills the job at once. If it hangs, this process ends, and the sandbox with it.
+            if told.is_err() || !job_end.comes_within(KILL_LIMIT) {
+                std::process::exit(LEASE_LOST.into());
+            }
+        }));
+        watched.map_err(|holder| RunError::LeaseLost { holder })?;
+    }
     if let Some(remote) = &context.remote {
         remote.has_begun();
     }
@@ -147,7 +146,7 @@ impl Supervisor {
         let seed = u64::from_le_bytes(*seed);
         let observers = Observers::new(&context, &state, &streams, &sender, moment());
         let watch = HangWatch::new(&context.config.hang, &context.directory, &streams, &sender);
-        watch_lease(&context, &sender)?;
+        watch_leases(&context, &sender)?;
         start_uploads(&context, &state)?;
         preemption::watch(&context.config.preemption, &sender);
         let machine = Machine::new(context.config.clone(), state, seed, now(&context));
@@ -166,14 +165,20 @@ impl Supervisor {
     pub async fn run(&mut self, beginning: Beginning) -> Result<u8, RunError> {
         let command = self.machine.state().command.shown();
         self.notify(&Notice::Opened { command });
-        let result = self.run_to_exit(beginning).await;
-        if let (Ok(_), Some(lease)) = (&result, self.context.run_lease()) {
-            // The job has ended, so a lease that is lost from now on does not end this process.
-            lease.obey();
+        let mut result = self.run_to_exit(beginning).await;
+        if result.is_ok() {
+            // So a lease that is lost from now on does not end this process.
+            self.note_job_end();
+        }
+        if !is_lost(&result)
+            && let Some(holder) = self.next_holder().await
+        {
+            let holder = Some(holder);
+            result = Err(RunError::LeaseLost { holder });
         }
         self.machine.close();
         self.finish_hooks().await;
-        let is_lost = matches!(result, Err(RunError::LeaseLost { .. }));
+        let is_lost = is_lost(&result);
         if !is_lost {
             self.finish_remote().await;
         }
@@ -304,10 +309,8 @@ impl Supervisor {
             }
             Action::Exit(code) => self.exit = Some(code),
             Action::Fail(error) => {
-                if let (RunError::LeaseLost { .. }, Some(lease)) =
-                    (&error, self.context.run_lease())
-                {
-                    lease.obey();
+                if let RunError::LeaseLost { .. } = &error {
+                    self.note_job_end();
                 }
                 return Err(error);
             }
@@ -410,6 +413,22 @@ impl Supervisor {
             }
         });
         let _ = ended.await;
+    }
+
+    fn note_job_end(&self) {
+        for lease in self.context.leases() {
+            lease.job_end().note();
+        }
+    }
+
+    /// Returns the machine that has taken the lease of a shared store meanwhile.
+    async fn next_holder(&self) -> Option<String> {
+        let context = Arc::clone(&self.context);
+        let holder = tokio::task::spawn_blocking(move || {
+            let lease = context.store_lease.as_ref()?;
+            lease.next_holder()
+        });
+        holder.await.ok().flatten()
     }
 
     async fn end_store_lease(&self) {

@@ -16,7 +16,7 @@ use crate::cuda::GpuMap;
 use crate::doctor::capabilities;
 use crate::path_text::CommandLine;
 use crate::printable::{Keep, escaped};
-use crate::remote_run::{Begun, RemoteRun, RemoteTerms, StoreLease};
+use crate::remote_run::{Begun, RemoteRun, RemoteTerms, StoreLease, lock_for_run};
 use crate::run::encryption_key::read_key;
 use crate::run::machine;
 use crate::run::program::{self, ProgramError};
@@ -101,11 +101,9 @@ pub fn run(options: RunOptions) -> Result<u8, RunError> {
         What::Image(_) => Store::open_with(&path, key.as_ref())?,
     };
     drop(key); // the store has what it needs
-    let lock = store.lock()?;
-    let store_lease = match &config.remote.url {
-        None => StoreLease::acquire(&store, config.store_shared, config.remote.lease, take_over)?,
-        Some(_) => None,
-    };
+    let lock = lock_for_run(&store)?;
+    let lease = config.remote.lease;
+    let store_lease = StoreLease::acquire(&store, config.store_shared, lease, take_over)?;
     let before = RunState::load(store.path())?;
     let swept = store.sweep(&lock)?;
     tracing::debug!(?swept, "swept the store");

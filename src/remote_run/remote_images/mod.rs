@@ -199,7 +199,7 @@ impl RemoteImages {
         &self,
         mut report: impl FnMut(&Holder, Duration),
     ) -> Result<Pruned, RemoteError> {
-        let mut wait = LeaseWait::new(&self.log, Patience::UntilRenewed, &mut report);
+        let mut wait = LeaseWait::new(&self.log, Patience::UntilRenewed { own: None }, &mut report);
         let mut known = Some(self.newest_entry(None)?);
         loop {
             let free = wait.until_free(known)?;

@@ -5,6 +5,7 @@ use std::fs;
 
 use super::*;
 use crate::remote_run::lease_keeper::{Lease, Terms};
+use crate::remote_run::lease_wait::Patience;
 use crate::remote_run::shared_state::Change;
 use crate::store::ByteCounter;
 use crate::store::remote::upload::Uploads;
@@ -86,7 +87,9 @@ fn acquire(bucket: &Bucket, store: &str) -> Lease {
             host: "host".to_owned(),
         },
         ttl: Duration::from_secs(3600),
-        take_over: false,
+        patience: Patience::UntilExpired {
+            own: store.to_owned(),
+        },
         fresh: false,
     };
     Lease::acquire(bucket, &terms, |_, _| {}).unwrap().0
@@ -306,7 +309,7 @@ fn a_run_that_begins_anew_keeps_pinned_images() {
             host: "host".to_owned(),
         },
         ttl: LIMIT,
-        take_over: false,
+        patience: Patience::UntilExpired { own: String::new() },
         fresh: true,
     };
     let refused = Lease::acquire(&scene.bucket, &terms, |_, _| {}).err();

@@ -6,8 +6,9 @@
 //! holder of lease 8   removes holders/7: each later rename of the former holder fails
 //! ```
 //! A machine can be suspended between a check of its lease and the write that the check permits. So files get their names,
-//! and lose them, through a folder of the holder, which the next holder removes: whatever a former one still does has no
-//! effect. Packs are written without the fence, because nobody reads a pack that no manifest names.
+//! and lose them, through a folder of the holder, which the next holder removes. So no image, state of the run or removal of
+//! a former holder takes effect. Packs are written without the fence, because nobody reads a pack that no manifest names,
+//! and so are messages and records that are appended.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -33,7 +34,8 @@ static FENCES: Mutex<BTreeMap<PathBuf, PathBuf>> = Mutex::new(BTreeMap::new());
 /// the lease, which no other holder has.
 ///
 /// # Errors
-/// A former holder's folder cannot be removed, or the own one not created. The store is not fenced.
+/// A former holder's folder cannot be removed, or the own one not created, or there is one of a later holder. The store is
+/// not fenced.
 pub(crate) fn raise(store: &Path, epoch: u64) -> Result<(), DurableError> {
     let holders = store.join(HOLDERS);
     durable::create_folder(&holders)?;
@@ -43,6 +45,13 @@ pub(crate) fn raise(store: &Path, epoch: u64) -> Result<(), DurableError> {
     };
     for former in fs::read_dir(&holders).map_err(failed(&holders))? {
         let former = former.map_err(failed(&holders))?.path();
+        let number = former
+            .file_name()
+            .and_then(|name| name.to_str()?.parse().ok());
+        if number.is_some_and(|number: u64| number > epoch) {
+            let source = io::Error::other("a later holder of the lease has its folder there");
+            return Err(failed(&former)(source));
+        }
         remove_holder(&former).map_err(failed(&former))?;
     }
     durable::sync_folder(&holders)?;
@@ -67,6 +76,8 @@ fn remove_holder(folder: &Path) -> io::Result<()> {
             match ops::remove_file(&file?.path()) {
                 // It has been renamed.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                // NFS keeps a removed file that a process of this machine reads. So its holder was here, and is gone.
+                Err(error) if error.kind() == io::ErrorKind::ResourceBusy => return Ok(()),
                 result => result?,
             }
         }
@@ -129,6 +140,15 @@ mod tests {
         let left: Vec<_> = store.images().unwrap().iter().map(|one| one.id).collect();
         assert_eq!(left, [first.id]);
         assert_eq!(fs::read(&run).unwrap(), b"after");
+    }
+
+    #[test]
+    fn a_former_holder_cannot_raise_its_fence_again() {
+        let (_folder, store) = temporary_store();
+        raise(store.path(), 2).unwrap();
+        let error = raise(store.path(), 1).unwrap_err();
+        assert!(error.io_error().to_string().contains("a later holder"));
+        assert!(store.path().join(HOLDERS).join("2").exists());
     }
 
     #[test]

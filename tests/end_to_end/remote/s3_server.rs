@@ -18,37 +18,37 @@ use crate::harness::{skip, wait_until, wait_until_or};
 
 /// Name of the bucket; S3 requires at least three characters.
 const BUCKET: &str = "bucket";
+/// Variable with the path of s3s-fs, which then serves in place of moto (`tests/s3s-fs/run`).
+const OTHER_SERVER: &str = "TEST_S3S_FS";
 /// Beginning of the address in the server's messages.
 const LISTENING: &str = "http://127.0.0.1:";
+/// Credentials.
+const KEY: &str = "x";
+const SECRET: &str = "y";
 /// Beginnings of requests.
 const METHODS: [&[u8]; 5] = [b"GET /", b"PUT /", b"POST /", b"HEAD /", b"DELETE /"];
 
-/// Server with one bucket, killed on drop. Its content is in its memory.
+/// Server with one bucket, killed on drop.
 pub(super) struct S3Server {
     child: Child,
     gate: Gate,
     /// Address of a run's folder.
     url: String,
-    _logs: TempDir,
+    _folder: TempDir,
 }
 
 impl S3Server {
     /// Starts the server. Returns `None` if it is not installed; then the test counts as skipped.
     pub(super) fn start() -> Option<Self> {
-        let program = installed()?;
-        let logs = tempfile::tempdir().unwrap();
-        let log = |name: &str| File::create(logs.path().join(name)).unwrap();
-        // The server also ends if the tests are killed.
-        let child = Command::new("setpriv")
-            .args(["--pdeathsig", "KILL"])
-            .arg(program)
-            .args(["-H", "127.0.0.1", "-p", "0"])
+        let folder = tempfile::tempdir().unwrap();
+        let mut command = server(folder.path())?;
+        let log = File::create(folder.path().join("log")).unwrap();
+        command
             .stdin(Stdio::null())
-            .stdout(log("out"))
-            .stderr(log("err"))
-            .spawn();
-        let mut child = child.unwrap();
-        let said = || std::fs::read_to_string(logs.path().join("err")).unwrap();
+            .stdout(log.try_clone().unwrap())
+            .stderr(log);
+        let mut child = command.spawn().unwrap();
+        let said = || std::fs::read_to_string(folder.path().join("log")).unwrap();
         let mut port = None;
         wait_until_or(
             || format!("the S3 server: {}", said()),
@@ -59,12 +59,14 @@ impl S3Server {
             },
         );
         let port = port.unwrap();
-        create_bucket(port);
+        if std::env::var_os(OTHER_SERVER).is_none() {
+            create_bucket(port);
+        }
         Some(Self {
             gate: Gate::before(port),
             child,
             url: format!("s3://{BUCKET}/runs/one"),
-            _logs: logs,
+            _folder: folder,
         })
     }
 
@@ -77,8 +79,8 @@ impl S3Server {
     pub(super) fn is_used_by(&self, command: &mut Command) {
         self.is_reached_by(command);
         command
-            .env("AWS_ACCESS_KEY_ID", "x")
-            .env("AWS_SECRET_ACCESS_KEY", "y")
+            .env("AWS_ACCESS_KEY_ID", KEY)
+            .env("AWS_SECRET_ACCESS_KEY", SECRET)
             .env("AWS_REGION", "us-east-1");
     }
 
@@ -116,7 +118,27 @@ impl Drop for S3Server {
     }
 }
 
-/// Returns the server's program, which `scripts/setup-tests` installs.
+/// Returns the command of a server that keeps its data in memory or in this folder; `None` if none is installed. The
+/// server also ends if the tests are killed.
+fn server(folder: &Path) -> Option<Command> {
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL"]);
+    if let Some(program) = std::env::var_os(OTHER_SERVER) {
+        let root = folder.join("root");
+        std::fs::create_dir_all(root.join(BUCKET)).unwrap();
+        command.arg(program).args(["--host", "127.0.0.1"]);
+        command.args(["--port", "0", "--access-key", KEY, "--secret-key", SECRET]);
+        // It writes its port then.
+        command.arg(root).env("RUST_LOG", "info");
+    } else {
+        command
+            .arg(installed()?)
+            .args(["-H", "127.0.0.1", "-p", "0"]);
+    }
+    Some(command)
+}
+
+/// Returns the program of moto, which `scripts/setup-tests` installs.
 fn installed() -> Option<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let program = root.join("target/tools/moto/bin/moto_server");

@@ -9,7 +9,7 @@ use std::process::Command;
 use nix::sys::signal::Signal;
 
 use crate::harness::{
-    ON_REQUEST, Place, Run, apply, as_root, copy_environment, stderr, wait_until_gone,
+    ON_REQUEST, Place, Run, apply, as_root, copy_environment, stderr, wait_until, wait_until_gone,
 };
 
 /// Computes until there is a file `go`.
@@ -79,6 +79,8 @@ fn a_suspended_machine_changes_nothing_after_a_takeover() {
     place.snapshot();
     let job = first.job();
     first.signal(Signal::SIGSTOP);
+    // The former holder finds this request when it wakes.
+    let mut late = place.command(&["snapshot"]).spawn().unwrap();
     release_locks(&place);
 
     let mut second = start_elsewhere(&place, &[]);
@@ -91,6 +93,8 @@ fn a_suspended_machine_changes_nothing_after_a_takeover() {
     let holders: Vec<_> = holders.map(|one| one.unwrap().file_name()).collect();
     assert_eq!(holders, ["2"]);
 
+    assert!(!late.wait().unwrap().success());
+    assert_eq!(place.images().len(), 1);
     // The socket is the second one's.
     assert_eq!(place.snapshot(), "000002");
     place.go();
@@ -114,11 +118,43 @@ fn a_released_or_own_lease_needs_no_wait() {
 
     // The same machine after a kill.
     let mut run = start_elsewhere(&place, &[]);
-    place.wait_for("err", "restored image=000001");
+    wait_until("the second restore", || {
+        place.text("err").matches("restored image=000001").count() == 2
+    });
     place.go();
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
     let said = place.text("err");
     assert!(!said.contains("for the lease"), "{said}");
+}
+
+#[apply(as_root)]
+fn a_second_machine_waits_while_the_first_one_has_the_lock() {
+    let place = Place::new();
+    let mut first = start(&place, &[]);
+    place.wait_for("out", "ready\n");
+    place.snapshot();
+    let mut second = start_elsewhere(&place, &[]);
+    place.wait_for("err", "waiting for the store");
+    assert!(place.verb(&["stop"]).status.success());
+    assert_eq!(first.wait(), 75, "{}", place.text("err"));
+    place.wait_for("err", "restored image=000002");
+    place.go();
+    assert_eq!(second.wait(), 0, "{}", place.text("err"));
+}
+
+#[apply(as_root)]
+fn take_over_does_not_wait() {
+    let place = Place::new();
+    let mut first = start(&place, &[]);
+    place.wait_for("out", "ready\n");
+    place.snapshot();
+    release_locks(&place);
+    let mut second = start_elsewhere(&place, &["--take-over"]);
+    place.wait_for("err", "restored image=000001");
+    assert_eq!(first.wait(), 76, "{}", place.text("err"));
+    place.go();
+    assert_eq!(second.wait(), 0, "{}", place.text("err"));
+    assert!(!place.text("err").contains("for the lease of"));
 }
 
 #[apply(as_root)]
