@@ -4,6 +4,7 @@ use std::fs;
 use std::io::Read;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 
 use super::survival::survives;
 use crate::harness::{ON_REQUEST, Place, Run, apply, as_root, as_root_and_user, wait_until};
@@ -223,9 +224,13 @@ if __name__ == "__main__":
         time.sleep(0.02)
 "#;
 
+/// Turns of root and of the ordinary user: a restore waits 20 s at most for the locks of another user's jobs.
+static TURNS: Mutex<()> = Mutex::new(());
+
 /// All have semaphores in `/dev/shm`, and CRIU gives them the same names there.
 #[apply(as_root_and_user)]
 fn concurrently_killed_jobs_are_all_restored() {
+    let _turn = TURNS.lock().unwrap_or_else(PoisonError::into_inner);
     let jobs: Vec<(Place, Run)> = (0..4)
         .map(|_| {
             let place = Place::new();
