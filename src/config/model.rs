@@ -29,7 +29,7 @@ pub struct Config {
     /// Folder of the images, relative to the working directory unless absolute.
     #[serde(deserialize_with = "path")]
     pub store: PathBuf,
-    /// True if several machines can write to the store.
+    /// Use of the store by several machines.
     pub store_shared: Sharing,
     /// The isolation of the job from the machine.
     pub isolation: Isolation,

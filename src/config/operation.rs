@@ -97,15 +97,15 @@ impl Hang {
     }
 }
 
-/// The answer to the question if several machines can write to the store.
+/// Use of the store by several machines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Sharing {
-    /// Yes if its file system is one of those that several machines use.
+    /// A lease if its file system is one of those that several machines use.
     Auto,
-    /// The run takes a lease.
+    /// A lease, or an error.
     Yes,
-    /// The store's lock is enough.
+    /// The store's lock alone.
     No,
 }
 

@@ -324,14 +324,7 @@ impl RemoteRun {
         if let Some(uploader) = locked(&self.uploader).take() {
             uploader.close();
         }
-        match self.lease.release(change) {
-            // Another supervisor has taken the lease.
-            Ok(()) | Err(RemoteError::Fenced { .. }) => {}
-            Err(error) => tracing::warn!(
-                "the lease of the remote store was not released, another machine waits until it has expired: {}",
-                chain(&error)
-            ),
-        }
+        self.lease.end(change);
     }
 }
 

@@ -26,7 +26,7 @@ const RETRY: Duration = Duration::from_millis(500);
 pub(crate) struct Terms {
     pub(crate) holder: Holder,
     pub(crate) ttl: Duration,
-    /// What to do if another supervisor has not released it.
+    /// Treatment of a lease that another supervisor has not released.
     pub(super) patience: Patience,
     /// Begin the run anew, without its images.
     pub(crate) fresh: bool,
@@ -131,6 +131,18 @@ impl Lease {
     pub(crate) fn release(&self, change: &Change) -> Result<(), RemoteError> {
         self.shared.stop();
         self.shared.change(change)
+    }
+
+    /// Ends the lease like [`release`](Self::release), and warns if others need to wait.
+    pub(crate) fn end(&self, change: &Change) {
+        match self.release(change) {
+            // Another supervisor has taken the lease.
+            Ok(()) | Err(RemoteError::Fenced { .. }) => {}
+            Err(error) => tracing::warn!(
+                "the lease of the run was not released, another machine waits until it has expired: {}",
+                chain(&error)
+            ),
+        }
     }
 }
 

@@ -7,8 +7,8 @@
 //! An image is uploaded in the background after it is durable in the local store, and is part of the run as soon as the
 //! state names it. At the start a supervisor acquires the run's lease (`lease`, `lease_keeper`) and downloads the newest
 //! image if the local store does not have it. Verbs read and change the images without the lease (`remote_images`).
-//! Start reading at `begin_remote`. A run whose store several machines share takes the same lease without such images (`store_lease`).
-//! Nothing here knows jobs.
+//! Start reading at `begin_remote`. A run whose store several machines share takes the same lease without such images
+//! (`store_lease`). This module does not depend on jobs.
 
 mod begin_remote;
 mod lease;

@@ -22,9 +22,9 @@ pub(crate) struct JobEnd {
 
 /// The loss of a lease, or who is told of it.
 enum Loss {
-    /// Not lost, and nobody is to be told yet.
+    /// The lease is held, and nobody waits for its loss.
     None,
-    /// Lost to this holder, if it is known, before anybody was to be told.
+    /// Lost to this holder, if it is known, before anybody waited for that.
     Untold(Option<String>),
     Watched(Arc<OnLoss>),
 }

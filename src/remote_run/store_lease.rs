@@ -157,14 +157,7 @@ impl StoreLease {
     /// Ends the lease, so that no other machine needs to wait.
     pub(crate) fn end(&self) {
         self.has_begun();
-        match self.lease.release(&Change::Release { finished: false }) {
-            // Another supervisor has taken the lease.
-            Ok(()) | Err(RemoteError::Fenced { .. }) => {}
-            Err(error) => tracing::warn!(
-                "the lease of the store was not released, another machine waits until it has expired: {}",
-                chain(&error)
-            ),
-        }
+        self.lease.end(&Change::Release { finished: false });
     }
 }
 
@@ -204,11 +197,10 @@ pub(crate) fn lock_for_run(store: &Store) -> Result<StoreLock, LockError> {
 }
 
 fn is_held_elsewhere(store: &Store) -> bool {
-    let newest = existing_states(store).map(|states| match states {
-        Some(states) => StateLog::new(states).newest(None),
-        None => Ok(None),
-    });
-    let Ok(Ok(Some(Entry { state, .. }))) = newest else {
+    let Ok(Some(states)) = existing_states(store) else {
+        return false;
+    };
+    let Ok(Some(Entry { state, .. })) = StateLog::new(states).newest(None) else {
         return false;
     };
     !state.released && state.holder.store != this_machine().store

@@ -423,6 +423,7 @@ impl Supervisor {
 
     /// Returns the machine that has taken the lease of a shared store meanwhile.
     async fn next_holder(&self) -> Option<String> {
+        self.context.store_lease.as_ref()?;
         let context = Arc::clone(&self.context);
         let holder = tokio::task::spawn_blocking(move || {
             let lease = context.store_lease.as_ref()?;
@@ -432,6 +433,9 @@ impl Supervisor {
     }
 
     async fn end_store_lease(&self) {
+        if self.context.store_lease.is_none() {
+            return;
+        }
         let context = Arc::clone(&self.context);
         let ended = tokio::task::spawn_blocking(move || {
             if let Some(lease) = &context.store_lease {

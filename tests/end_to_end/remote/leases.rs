@@ -7,17 +7,8 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-use super::{RemoteFolder, S3Server};
+use super::{RemoteFolder, S3Server, WAITS};
 use crate::harness::{ON_REQUEST, Place, Run, apply, as_root, wait_until_gone};
-
-/// Computes until there is a file `go`.
-const WAITS: &str = r#"
-import os, time
-print("ready", flush=True)
-while not os.path.exists("go"):
-    time.sleep(0.02)
-print("done", flush=True)
-"#;
 
 /// Lease of the runs, the shortest.
 const LEASE: Duration = Duration::from_secs(10);

@@ -1,14 +1,13 @@
 //! Machines on which an image cannot run: they refuse it before they download anything but manifests.
 
 use std::fs;
-use std::path::Path;
 use std::process::Command;
 
 use nix::sys::signal::Signal;
 
-use super::S3Server;
+use super::{S3Server, seeing};
 use crate::harness::fake_gpu::{self, FakeGpu};
-use crate::harness::{ON_REQUEST, Place, Run, apply, as_root, copy_environment, wait_until_gone};
+use crate::harness::{ON_REQUEST, Place, Run, apply, as_root, wait_until_gone};
 
 /// Reads one file and maps another one.
 const READS: &str = r#"
@@ -21,9 +20,6 @@ while not os.path.exists("go"):
     time.sleep(0.02)
 print("done", flush=True)
 "#;
-
-/// Runs a command with another list of processors.
-const WITH_CPU: &str = r#"mount --bind "$0" /proc/cpuinfo && exec "$@""#;
 
 /// A run in a place, whose only image is on the server.
 struct Scene {
@@ -82,18 +78,6 @@ impl Scene {
     }
 }
 
-/// Makes a command run on a machine whose processor is in this list.
-fn with_cpu(list: &Path, command: &Command) -> Command {
-    let mut wrapped = Command::new("unshare");
-    wrapped
-        .args(["--mount", "--propagation", "private", "sh", "-euc"])
-        .args([WITH_CPU.as_ref(), list.as_os_str(), command.get_program()])
-        .args(command.get_args());
-    wrapped.current_dir(command.get_current_dir().unwrap());
-    copy_environment(command, &mut wrapped);
-    wrapped
-}
-
 #[apply(as_root)]
 fn another_machine_refuses_before_it_downloads() {
     let Some(scene) = Scene::new() else {
@@ -108,7 +92,7 @@ fn another_machine_refuses_before_it_downloads() {
     let older = list.replace(" ssse3 ", " ").replace(" popcnt ", " ");
     assert_ne!(older, list);
     fs::write(other.file("cpuinfo"), older).unwrap();
-    let on_older = with_cpu(&other.file("cpuinfo"), &line);
+    let on_older = seeing(&other.file("cpuinfo"), "/proc/cpuinfo", &line);
     let words = ["cannot restore on this processor", "it lacks popcnt, ssse3"];
     scene.is_refused(&other, other.spawn(on_older, |_| {}), &words);
 

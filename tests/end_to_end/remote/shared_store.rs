@@ -8,21 +8,8 @@ use std::process::Command;
 
 use nix::sys::signal::Signal;
 
-use crate::harness::{
-    ON_REQUEST, Place, Run, apply, as_root, copy_environment, stderr, wait_until, wait_until_gone,
-};
-
-/// Computes until there is a file `go`.
-const WAITS: &str = r#"
-import os, time
-print("ready", flush=True)
-while not os.path.exists("go"):
-    time.sleep(0.02)
-print("done", flush=True)
-"#;
-
-/// Shows its caller another boot of the machine.
-const ANOTHER_BOOT: &str = r#"mount --bind "$0" /proc/sys/kernel/random/boot_id && exec "$@""#;
+use super::{WAITS, seeing};
+use crate::harness::{ON_REQUEST, Place, Run, apply, as_root, stderr, wait_until, wait_until_gone};
 
 fn start(place: &Place, options: &[&str]) -> Run {
     let command = command(place, options);
@@ -53,12 +40,7 @@ fn in_shared_store(place: &Place, words: &[&str]) -> Command {
 fn elsewhere(place: &Place, command: &Command) -> Command {
     let boot = place.file("boot");
     fs::write(&boot, "another boot\n").unwrap();
-    let mut wrapped = Command::new("unshare");
-    wrapped.args(["--mount", "sh", "-c", ANOTHER_BOOT]);
-    wrapped.arg(boot).arg(command.get_program());
-    wrapped.args(command.get_args()).current_dir(place.path());
-    copy_environment(command, &mut wrapped);
-    wrapped
+    seeing(&boot, "/proc/sys/kernel/random/boot_id", command)
 }
 
 /// Releases the locks of all supervisors and watchers, which are on the files that they have opened.
