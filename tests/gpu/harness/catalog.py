@@ -7,7 +7,7 @@ import os
 import pathlib
 import shlex
 
-from . import neighbours, programs, switching, trials
+from . import neighbours, programs, switching, takeover, trials
 
 JOBS = pathlib.Path(__file__).resolve().parent.parent / "jobs"
 RESULT, TIMES = "result.txt", "times.txt"
@@ -107,6 +107,7 @@ ONE_GPU = (
     Job("dataloader-spawn", "JOBS/dataloader.py --persistent --start spawn"),
     Job("hf-accelerate", "JOBS/hf_accelerate.py", ("torch", "accelerate")),
     Job("cupy", "JOBS/cupy_job.py", ("cupy", "numpy")),
+    Job("remote", "JOBS/big.py --gib 2", trial=takeover.continued),
     Job("amp", "JOBS/amp.py"),
     Job("graphs", "JOBS/graphs.py"),
     Job("cudnn", "JOBS/cudnn.py"),

@@ -88,6 +88,11 @@ class Program:
                 start_new_session=True,
             )
 
+    def move(self, folder):
+        """Moves its folder with its output, after its end."""
+        self.folder = self.folder.rename(folder)
+        self.stdout, self.stderr = folder / "stdout", folder / "stderr"
+
     @property
     def pid(self):
         return self.process.pid

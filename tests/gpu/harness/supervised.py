@@ -11,6 +11,7 @@ SNAPSHOT = re.compile(r'^ckpt-run: snapshot image=(\d+) .*phases="([^"]*)"')
 FIELDS = re.compile(r'\b(freeze|durable|raw|stored)=("[^"]*"|\S+)')
 RESTORED = re.compile(r'^ckpt-run: restored image=(\d+) took=([\d.]+)s phases="([^"]*)"')
 FAILED = re.compile(r"^ckpt-run: (?:warning|error): (snapshot failed.*)")
+UPLOADED = re.compile(r"^ckpt-run: the image is in the remote store .*seconds=([\d.]+)")
 HUNG = re.compile(r"^ckpt-run: error: the job hangs, (.*?): it is killed and restored.* log=(\S+)")
 # Ends of the job and of attempts to restore it.
 ENDED = re.compile(r"^ckpt-run: (?:warning|error): ((?:the job crashed|restore failed).*)")
@@ -59,6 +60,8 @@ class Log:
         # The same events: their durations, in total and by phase.
         self.restores = [float(found[2]) for found in restores]
         self.ways_back = [phases(found[3]) for found in restores]
+        # The durations of the uploads.
+        self.uploads = [float(found[1]) for found in self._all(UPLOADED)]
         # The signs, and the places that report the job's activity.
         self.hangs = [(found[1], found[2]) for found in self._all(HUNG)]
         self.failures = [found[1] for found in self._all(FAILED)]
@@ -124,6 +127,10 @@ class Supervised(processes.Program):
             check=False,
         )
         return done.returncode, (done.stderr or done.stdout).strip()
+
+    def move(self, folder):
+        super().move(folder)
+        self.store = folder / "store"
 
     def clear(self):
         """Removes images, which are large; keeps logs."""
