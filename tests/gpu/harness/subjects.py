@@ -56,15 +56,15 @@ def churn(context, gib):
     )
 
 
-def halves(context, gib):
-    """The counter with one half of its memory from cudaMallocAsync, which the agent does not cover; its lines are equal."""
+def halves(context, gib, kind):
+    """The counter with one half of its memory of a kind that the agent does not cover; its lines are equal."""
     if context.tools.device == "cpu":
-        return dataclasses.replace(big(context, gib), name=f"stand-in half {gib:g}")
+        return dataclasses.replace(big(context, gib), name=f"stand-in half {kind} {gib:g}")
     program = build(context, HALVES, "halves")
     return Subject(
-        f"halves {gib:g} GiB",
+        f"halves {gib:g} GiB, {kind}",
         gib,
-        lambda steps, pace_ms: [program, "pool", gib, steps, pace_ms],
+        lambda steps, pace_ms: [program, kind, gib, steps, pace_ms],
     )
 
 
@@ -83,6 +83,11 @@ def big(context, gib):
 def served(context, gib):
     """Memory of which a hundredth changes; prints a checksum of the changes in each step, and of all now and then."""
     return pytorch(context, "served.py", f"served {gib:g} GiB", gib)
+
+
+def lora(context, gib):
+    """Fine-tuning of adapters beside frozen weights; prints the loss of each step, and a checksum of all now and then."""
+    return pytorch(context, "lora.py", f"LoRA {gib:g} GiB", gib)
 
 
 def pytorch(context, script, name, gib):

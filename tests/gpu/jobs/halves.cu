@@ -1,10 +1,10 @@
 // The counter of examples/counter.cu with its memory in two halves, on two GPUs or of two kinds.
 //
-//   halves gpus|pool GIB STEPS [MS_PER_STEP] [LOGFILE]
+//   halves gpus|pool|pitched GIB STEPS [MS_PER_STEP] [LOGFILE]
 //
 // gpus: a half on each of the first two GPUs, which never touch each other's memory; the sums of both meet on the
-// host. pool: both halves on the first GPU, one from cudaMalloc, the other from cudaMallocAsync. Prints the lines
-// that the counter prints with the same GIB and STEPS.
+// host. pool and pitched: both halves on the first GPU, one from cudaMalloc, the other from cudaMallocAsync or
+// cudaMallocPitch. Prints the lines that the counter prints with the same GIB and STEPS.
 
 #include <cerrno>
 #include <cstdarg>
@@ -18,6 +18,10 @@ using Word = unsigned long long;
 
 constexpr int BLOCKS = 1024;
 constexpr int THREADS = 256;
+// Length of a row of pitched memory, which no GPU makes longer.
+constexpr size_t ROW_BYTES = 1 << 20;
+
+enum class Kind { plain, pool, pitched };
 
 static void fail(const char* what, const char* why)
 {
@@ -79,17 +83,27 @@ static void say(FILE* log, const char* format, ...)
     }
 }
 
-static void allocate(Half& half, bool from_pool)
+static void allocate(Half& half, Kind kind)
 {
     size_t bytes = half.words * sizeof(Word);
     check(cudaSetDevice(half.gpu), "choose a GPU");
     check(cudaMalloc(&half.total, sizeof(Word)), "allocate GPU memory");
-    if (from_pool) {
+    size_t pitch = ROW_BYTES;
+    switch (kind) {
+    case Kind::plain:
+        check(cudaMalloc(&half.memory, bytes), "allocate GPU memory");
+        break;
+    case Kind::pool:
         check(cudaMallocAsync(&half.memory, bytes, cudaStream_t(0)), "allocate GPU memory from the pool");
         check(cudaStreamSynchronize(cudaStream_t(0)), "allocate GPU memory from the pool");
-    } else {
-        check(cudaMalloc(&half.memory, bytes), "allocate GPU memory");
+        break;
+    case Kind::pitched:
+        size_t rows = (bytes + ROW_BYTES - 1) / ROW_BYTES;
+        check(cudaMallocPitch(&half.memory, &pitch, ROW_BYTES, rows), "allocate pitched GPU memory");
+        break;
     }
+    if (pitch != ROW_BYTES)
+        fail("allocate pitched GPU memory", "its rows are padded");
     fill<<<BLOCKS, THREADS>>>(half);
     check(cudaGetLastError(), "start a kernel");
 }
@@ -113,13 +127,14 @@ static Word end(const Half& half)
 
 int main(int count, char** arguments)
 {
-    bool on_two = count > 3 && strcmp(arguments[1], "gpus") == 0;
-    bool from_pool = count > 3 && strcmp(arguments[1], "pool") == 0;
+    const char* way = count > 3 ? arguments[1] : "";
+    bool on_two = strcmp(way, "gpus") == 0;
+    Kind kind = strcmp(way, "pool") == 0 ? Kind::pool : strcmp(way, "pitched") == 0 ? Kind::pitched : Kind::plain;
     double gib = count > 3 ? atof(arguments[2]) : 0;
     Word steps = count > 3 ? strtoull(arguments[3], nullptr, 10) : 0;
     long pace_ms = count > 4 ? atol(arguments[4]) : 100;
-    if (on_two == from_pool || gib <= 0 || steps == 0 || pace_ms < 0 || count > 6) {
-        fprintf(stderr, "usage: halves gpus|pool GIB STEPS [MS_PER_STEP] [LOGFILE]\n");
+    if (on_two == (kind != Kind::plain) || gib <= 0 || steps == 0 || pace_ms < 0 || count > 6) {
+        fprintf(stderr, "usage: halves gpus|pool|pitched GIB STEPS [MS_PER_STEP] [LOGFILE]\n");
         return 2;
     }
     FILE* log = nullptr;
@@ -131,8 +146,8 @@ int main(int count, char** arguments)
         { 0, 0, words / 2, nullptr, nullptr },
         { on_two ? 1 : 0, words / 2, words - words / 2, nullptr, nullptr },
     };
-    allocate(halves[0], false);
-    allocate(halves[1], from_pool);
+    allocate(halves[0], Kind::plain);
+    allocate(halves[1], kind);
 
     Word checksum = 0;
     for (Word step = 0; step < steps; step++) {

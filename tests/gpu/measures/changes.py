@@ -1,7 +1,7 @@
 """Part g: images of memory of which little changes, as of a model that is served.
 
-The first image of a run has all memory, later ones what has changed. The program writes one in a hundred of its blocks of
-256 KiB in each step, spread over all memory.
+The first image of a run has all memory, later ones what has changed. The first program writes one in a hundred of its blocks
+of 256 KiB in each step, spread over all memory. The second one trains adapters beside frozen weights.
 """
 
 import statistics
@@ -30,7 +30,14 @@ LINES_TO_CHECKSUM = 102
 
 
 def run(context, section):
-    subject = subjects.served(context, context.options.served_gib)
+    for subject in (
+        subjects.served(context, context.options.served_gib),
+        subjects.lora(context, context.options.lora_gib),
+    ):
+        measure(context, section, subject)
+
+
+def measure(context, section, subject):
     rounds = context.options.rounds
     measured = ways.Measured(subject.name, "resident")
     folder = context.folder(subject.name, "resident")

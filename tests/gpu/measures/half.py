@@ -7,8 +7,8 @@ from harness import subjects, ways
 
 TITLE = "f. Half covered"
 COLUMNS = ways.COLUMNS
-LEGEND = f"""{ways.LEGEND} halves: one half of the memory is from `cudaMalloc`, the other from `cudaMallocAsync`, which
-the agent does not cover: the driver copies it through host memory in the same snapshot (`tests/gpu/jobs/halves.cu`).
+LEGEND = f"""{ways.LEGEND} halves: one half of the memory is from `cudaMalloc`, the other from `cudaMallocAsync` (pool) or
+`cudaMallocPitch` (pitched), which the agent does not cover: the driver copies it through host memory in the same snapshot (`tests/gpu/jobs/halves.cu`).
 counter: all is from `cudaMalloc`. Both print the same lines, which must equal those of an uninterrupted counter. The
 half-covered program is snapshotted and killed once more after its first kill; the times are without that."""
 GIB, PACE_MS = 8, 100
@@ -17,9 +17,11 @@ ROUNDS_MAX = 2
 
 def run(context, section):
     """Measures the half-covered program first, in case the time does not suffice."""
-    halves, whole = subjects.halves(context, GIB), subjects.counter(context, GIB)
+    halves, pitched = (subjects.halves(context, GIB, kind) for kind in ("pool", "pitched"))
+    whole = subjects.counter(context, GIB)
     found = [
         measure(context, halves, "resident", "resident", once_more),
+        measure(context, pitched, "resident", "resident", ways.nothing),
         # Part a has a run of that name and way.
         measure(context, whole, "resident, all", "resident", ways.nothing),
         measure(context, halves, "driver", "driver", ways.nothing),
