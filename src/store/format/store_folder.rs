@@ -20,6 +20,7 @@ use super::pack::PackName;
 use super::store_key::{KEY_FILE, Key, KeyCheck, KeyCheckError};
 use crate::store::fs::durable::{self, DurableError};
 use crate::store::fs::store_place;
+use crate::store::read::manifest_cache::ManifestCache;
 use crate::store::read::pending_image::Pending;
 
 pub use open_error::{MovedStore, OpenError};
@@ -45,6 +46,7 @@ pub struct Store {
     secrets: Option<Arc<Secrets>>,
     /// Images that this process downloads.
     pub(crate) pending: Pending,
+    pub(crate) manifests: ManifestCache,
 }
 
 impl Store {
@@ -105,6 +107,7 @@ impl Store {
             format,
             secrets: key.map(|key| Arc::new(Secrets::new(key))),
             pending: Pending::default(),
+            manifests: ManifestCache::default(),
         })
     }
 

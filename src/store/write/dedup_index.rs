@@ -8,6 +8,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
+use std::sync::Arc;
 
 use hashbrown::HashTable;
 
@@ -78,6 +79,7 @@ impl DedupIndex {
             .iter()
             .map(|pack| self.pack_position(store, *pack))
             .collect();
+        self.reserve(manifest.chunks.len());
         for (chunk, stored) in stored(manifest) {
             let Some(pack) = places[stored.pack as usize] else {
                 continue;
@@ -91,18 +93,26 @@ impl DedupIndex {
         }
     }
 
+    /// Makes room for the chunks of a manifest. The second one usually adds few.
+    fn reserve(&mut self, count: usize) {
+        let Self {
+            by_hash, chunks, ..
+        } = self;
+        let more = count.saturating_sub(chunks.len());
+        chunks.reserve(more);
+        let chunks = &*chunks;
+        by_hash.reserve(more, |position| key_at(chunks, *position));
+    }
+
     fn insert(&mut self, hash: Hash, chunk: Chunk) {
         // A manifest has less than 2^32 chunks. If two manifests have more, the remaining chunks are written again.
         let Ok(position) = u32::try_from(self.chunks.len()) else {
             return;
         };
         self.chunks.push(chunk);
-        let Self {
-            by_hash, chunks, ..
-        } = self;
-        by_hash.insert_unique(key_of(&hash), position, |other| {
-            hash_of(&chunks[*other as usize]).map_or(0, |hash| key_of(&hash))
-        });
+        let chunks = &self.chunks;
+        let key = |position: &u32| key_at(chunks, *position);
+        self.by_hash.insert_unique(key_of(&hash), position, key);
     }
 
     fn pack_position(&mut self, store: &Store, pack: Pack) -> Option<u32> {
@@ -122,8 +132,8 @@ impl DedupIndex {
 
 /// Returns the manifests of the newest images that are readable and of this format, the newest first. Reading one takes
 /// about as long as adding it to the index, so the first ones are read at the same time.
-fn newest_usable(store: &Store, newest_first: &[ImageId]) -> Vec<Manifest> {
-    let read = |ids: &[ImageId]| ids.iter().find_map(|id| store.manifest(*id).ok());
+fn newest_usable(store: &Store, newest_first: &[ImageId]) -> Vec<Arc<Manifest>> {
+    let read = |ids: &[ImageId]| ids.iter().find_map(|id| store.cached_manifest(*id).ok());
     let mut usable = Vec::new();
     for ids in newest_first[..newest_first.len().min(TRIES_MAX)].chunks(IMAGES_MAX) {
         let manifests = in_parts_of(1, ids, read).into_iter().flatten();
@@ -134,6 +144,10 @@ fn newest_usable(store: &Store, newest_first: &[ImageId]) -> Vec<Manifest> {
     }
     usable.truncate(IMAGES_MAX);
     usable
+}
+
+fn key_at(chunks: &[Chunk], position: u32) -> u64 {
+    hash_of(&chunks[position as usize]).map_or(0, |hash| key_of(&hash))
 }
 
 fn hash_of(chunk: &Chunk) -> Option<Hash> {

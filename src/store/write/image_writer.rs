@@ -269,6 +269,7 @@ impl ImageWriter {
         let packs = std::mem::take(&mut self.packs);
         let manifest = self.manifest(&packs, meta)?;
         self.publish(&manifest)?;
+        self.store.cache_manifest(&manifest);
         tracing::debug!(
             image = %manifest.id,
             raw_bytes = manifest.raw_bytes,

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 use super::chunker::Known;
 use super::stream_writer::StreamWriter;
@@ -13,7 +14,7 @@ use crate::store::format::store_folder::Store;
 /// Streams of an earlier image of the same store, by name.
 #[derive(Debug)]
 pub struct EarlierStreams {
-    manifest: Manifest,
+    manifest: Arc<Manifest>,
     by_name: HashMap<String, usize>,
 }
 
@@ -23,7 +24,7 @@ impl Store {
     /// # Errors
     /// There is no such image, or its manifest cannot be read.
     pub fn earlier_streams(&self, image: ImageId) -> Result<EarlierStreams, ReadError> {
-        let manifest = self.manifest(image)?;
+        let manifest = self.cached_manifest(image)?;
         let names = manifest.streams.iter().map(|stream| stream.name.clone());
         let by_name = names.zip(0..).collect();
         Ok(EarlierStreams { manifest, by_name })
