@@ -5,7 +5,8 @@
 
 COMMAND starts an S3 server on 127.0.0.1:PORT with the credentials x and y, and stores its objects in FOLDER; {port} and
 {folder} stand for them. The plain client (boto3) uploads the bytes that ckpt-run has uploaded, in objects of 32 MiB, four at
-a time, and downloads them in the same way. Medians of all rounds. Needs root, boto3, and memory for twice the image.
+a time, and downloads them in the same way. First part: from the start of the command until the first part of the image has
+come and is checked. Medians of all rounds. Needs root, boto3, and memory for twice the image.
 """
 
 import argparse
@@ -127,10 +128,13 @@ def measure(options, number):
     # The restore on a machine with nothing.
     place.empty()
     begun = time.monotonic()
-    process, said = place.run("second", "--remote", place.url, "--take-over")
-    wait_until("restore", lambda: " restored " in said() or "error" in said())
+    process, said = place.run("second", "--verbose", "--remote", place.url, "--take-over")
+    failed = lambda: "ckpt-run: error" in said()
+    wait_until("part", lambda: "the first part of the image" in said() or failed())
+    first = time.monotonic() - begun
+    wait_until("restore", lambda: "ckpt-run: restored " in said() or failed())
     remote = time.monotonic() - begun
-    if "error" in said():
+    if failed():
         sys.exit(said())
     wait_until("image", lambda: "downloaded completely" in said())
     peak_down = peak_mib(process.pid)
@@ -138,8 +142,8 @@ def measure(options, number):
     process.wait()
     shutil.rmtree(place.folder)
     up, down = plain(size, os.urandom(PACK))
-    return {"size": size, "upload": upload, "plain_up": up, "local": local, "remote": remote, "plain_down": down,
-            "peak_up": peak_up, "peak_down": peak_down}
+    return {"size": size, "upload": upload, "plain_up": up, "local": local, "remote": remote, "first": first,
+            "plain_down": down, "peak_up": peak_up, "peak_down": peak_down}
 
 
 def main():
@@ -173,7 +177,7 @@ def main():
 | upload | {median['upload']:.2f} s ({mib / median['upload']:.0f} MiB/s) | {median['plain_up']:.2f} s | {median['plain_up'] / median['upload']:.2f} of its speed |
 | download and restore | {median['remote']:.2f} s | {median['plain_down']:.2f} s + local restore {median['local']:.2f} s | {median['remote'] / (median['plain_down'] + median['local']):.2f} of its time |
 
-Peak memory of the supervisor: {median['peak_up']:.0f} MiB in the upload, {median['peak_down']:.0f} MiB in the download and restore.
+First part of the image after {median['first']:.2f} s. Peak memory of the supervisor: {median['peak_up']:.0f} MiB in the upload, {median['peak_down']:.0f} MiB in the download and restore.
 """
     print(text)
     if options.record:

@@ -3,8 +3,8 @@
 
 use std::fs::File;
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Once};
 use std::thread::{self, Builder};
 
 use bytes::Bytes;
@@ -186,12 +186,14 @@ impl Store {
         };
         tracing::info!(image = %id, size = %size(pending.manifest().stored_bytes), "downloading the image");
         let running = Arc::new(AtomicUsize::new(REQUESTS));
+        let first = Arc::new(Once::new());
         for _ in 0..REQUESTS {
             let (store, pending) = (self.clone(), Arc::clone(&pending));
-            let running = Arc::clone(&running);
+            let (running, first) = (Arc::clone(&running), Arc::clone(&first));
             let thread = Builder::new().name("download".to_owned());
             thread.spawn(move || {
-                pending.fetch(&|_| {});
+                let tell = || tracing::debug!(image = %id, "the first part of the image is here");
+                pending.fetch(&|_| first.call_once(tell));
                 if running.fetch_sub(1, Ordering::AcqRel) == 1 {
                     end(&pending, &store);
                 }

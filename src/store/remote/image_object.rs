@@ -4,7 +4,8 @@
 //! images/000012-000003-<16 digits>   a JSON list of the packs' names, a line feed, the manifest as in a store
 //! packs/000003-<32 digits>           64 bytes that are not used, then chunks, as in a store's pack
 //! ```
-//! The digits are those of the content's BLAKE3, so equal content is stored once and an interrupted upload continues.
+//! The digits are those of a BLAKE3: of an image's content, and of a pack's list of chunks with their checks. So equal
+//! content is stored once, and an interrupted upload continues.
 //! The number before them is the series of the upload. A supervisor relies on the objects of images in the run's state
 //! and on those of its own series. So a request to remove an object, sent by a supervisor that has lost the lease since,
 //! never hits one that is needed: it removes objects of no image, and none of a later series.
@@ -61,7 +62,7 @@ impl ImageObject {
         content.push(b'\n');
         let manifest = manifest_file::encode(&self.manifest, secrets);
         content.extend(manifest.map_err(|error| error.to_string())?);
-        let digits = digits(&content, 16);
+        let digits = digits(blake3::hash(&content), 16);
         let name = format!("{IMAGES}/{}-{series:06}-{digits}", self.manifest.id);
         Ok((name, Bytes::from(content)))
     }
@@ -122,9 +123,9 @@ fn read_parts(bucket: &Bucket, object: &str) -> Result<(Vec<String>, Bytes), Rem
     }
 }
 
-/// Returns the name of a pack with this content.
-pub(super) fn pack_name(series: u64, content: &[u8]) -> String {
-    format!("{PACKS}/{series:06}-{}", digits(content, 32))
+/// Returns the name of a pack whose list of chunks has this hash.
+pub(super) fn pack_name(series: u64, chunks: blake3::Hash) -> String {
+    format!("{PACKS}/{series:06}-{}", digits(chunks, 32))
 }
 
 /// Returns the series of an image's object or of a pack; `None` if it is neither.
@@ -150,6 +151,6 @@ fn is_pack(name: &str) -> bool {
         && name.matches('/').count() == 1
 }
 
-fn digits(content: &[u8], count: usize) -> String {
-    blake3::hash(content).to_hex()[..count].to_owned()
+fn digits(hash: blake3::Hash, count: usize) -> String {
+    hash.to_hex()[..count].to_owned()
 }

@@ -249,9 +249,10 @@ impl Uploads {
                 if is_failed.load(Ordering::Relaxed) {
                     continue;
                 }
-                let put = this.put(pack.content, sent);
+                let number = pack.number;
+                let put = this.put(pack, sent);
                 is_failed.fetch_or(put.is_err(), Ordering::Relaxed);
-                locked(&results).push((pack.number, put));
+                locked(&results).push((number, put));
             }
         };
         let (filled, places) = thread::scope(|scope| {
@@ -265,6 +266,7 @@ impl Uploads {
                 first,
                 count: 0,
                 content: pack_beginning(),
+                chunks: blake3::Hasher::new(),
                 places: Vec::new(),
                 known: &this.places,
                 sender,
@@ -289,12 +291,12 @@ impl Uploads {
     }
 
     /// Uploads a pack; returns its name and length.
-    fn put(&self, content: Vec<u8>, sent: &ByteCounter) -> Result<(String, u64), RemoteError> {
-        let name = pack_name(self.series, &content);
-        let len = content.len();
+    fn put(&self, pack: Complete, sent: &ByteCounter) -> Result<(String, u64), RemoteError> {
+        let name = pack_name(self.series, pack.chunks);
+        let len = pack.content.len();
         if !self.existing.contains(&name) {
             self.pace.wait(len);
-            self.bucket.create(&name, Bytes::from(content))?;
+            self.bucket.create(&name, Bytes::from(pack.content))?;
             sent.add(len);
         }
         Ok((name, len as u64))
@@ -305,6 +307,8 @@ impl Uploads {
 struct Complete {
     number: usize,
     content: Vec<u8>,
+    /// Hash of the list of its chunks.
+    chunks: blake3::Hash,
 }
 
 /// Packs under construction.
@@ -313,6 +317,8 @@ struct Packer<'a> {
     first: usize,
     count: usize,
     content: Vec<u8>,
+    /// Of the list of its chunks: to hash the content would cost a tenth of the upload's processor time.
+    chunks: blake3::Hasher,
     places: Vec<(Hash, Stored)>,
     /// Chunks that the remote store has.
     known: &'a HashMap<Hash, Stored>,
@@ -325,14 +331,19 @@ impl Packer<'_> {
         if self.content.len() + bytes.len() > PACK_BYTES {
             self.complete()?;
         }
+        let (len, check) = (number_of(bytes.len()), xxh3_64(bytes));
         let stored = Stored {
             hash,
             pack: number_of(self.first + self.count),
             offset: self.content.len() as u64,
-            len: number_of(bytes.len()),
+            len,
             codec,
-            check: Some(xxh3_64(bytes)),
+            check: Some(check),
         };
+        self.chunks.update(&hash).update(&[codec as u8]);
+        self.chunks
+            .update(&len.to_le_bytes())
+            .update(&check.to_le_bytes());
         self.places.push((hash, stored));
         self.content.extend_from_slice(bytes);
         Ok(stored)
@@ -388,8 +399,11 @@ impl Packer<'_> {
         }
         let content = std::mem::replace(&mut self.content, pack_beginning());
         // Fails only if all threads have panicked; then their panic is raised at the end of their scope.
-        let number = self.count;
-        let _ = self.sender.send(Complete { number, content });
+        let _ = self.sender.send(Complete {
+            number: self.count,
+            content,
+            chunks: std::mem::take(&mut self.chunks).finalize(),
+        });
         self.count += 1;
         Ok(())
     }
