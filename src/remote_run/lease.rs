@@ -46,6 +46,12 @@ impl Held {
         self.renewed + self.ttl / GUARD * (GUARD - 1)
     }
 
+    /// Returns the time at which the sandbox ends the job of a supervisor that has not done so: half of the guard is left
+    /// for it.
+    pub(crate) fn job_limit(&self) -> Time {
+        self.deadline() + self.ttl / GUARD / 2
+    }
+
     pub(crate) fn is_valid(&self, now: Time) -> bool {
         now < self.deadline()
     }

@@ -1,6 +1,7 @@
 //! The lease of this supervisor: it is acquired at the start, renewed by a thread, and watched by another one that
 //! reports its end in time, even if a request hangs or the machine was suspended.
 
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::Builder;
 use std::time::Duration;
@@ -45,6 +46,8 @@ struct Shared {
     entry: Mutex<Entry>,
     held: Mutex<Held>,
     timer: TimerFd,
+    /// Expires when the job must not run any longer, also if this process does not run; disarmed at the end.
+    job_limit: TimerFd,
     ended: Mutex<bool>,
     end: Condvar,
 }
@@ -81,15 +84,18 @@ impl Lease {
     }
 
     fn new(log: StateLog, bucket: Bucket, entry: Entry, held: Held) -> Result<Self, RemoteError> {
-        let timer = TimerFd::new(ClockId::CLOCK_BOOTTIME, TimerFlags::TFD_CLOEXEC)
-            .map_err(|errno| RemoteError::Thread(errno.into()))?;
+        let timer = || {
+            TimerFd::new(ClockId::CLOCK_BOOTTIME, TimerFlags::TFD_CLOEXEC)
+                .map_err(|errno| RemoteError::Thread(errno.into()))
+        };
         let shared = Arc::new(Shared {
             log,
             bucket,
             epoch: entry.state.epoch,
             entry: Mutex::new(entry),
             held: Mutex::new(held),
-            timer,
+            timer: timer()?,
+            job_limit: timer()?,
             ended: Mutex::new(false),
             end: Condvar::new(),
         });
@@ -112,6 +118,12 @@ impl Lease {
             .spawn(move || shared.watch(&**lost))
             .map_err(RemoteError::Thread)?;
         Ok(())
+    }
+
+    /// Returns a timer that expires when the job must not run any longer, even if this process does not run then.
+    pub(crate) fn job_limit(&self) -> Result<OwnedFd, RemoteError> {
+        let timer = self.shared.job_limit.as_fd();
+        timer.try_clone_to_owned().map_err(RemoteError::Thread)
     }
 
     /// Returns the present state.
@@ -257,19 +269,20 @@ impl Shared {
         next.saturating_sub(clock::since_boot())
     }
 
-    /// Sets the timer to the deadline.
+    /// Sets the timers to the ends of the lease. After its end, the first one expires at once, and the second one never.
     fn arm(&self) {
-        let ended = *locked(&self.ended);
-        let deadline = if ended {
-            Duration::from_nanos(1)
-        } else {
-            locked(&self.held).deadline()
+        let has_ended = *locked(&self.ended);
+        let held = *locked(&self.held);
+        let at = |timer: &TimerFd, time: Duration| {
+            let time = Expiration::OneShot(TimeSpec::from_duration(time));
+            timer.set(time, TimerSetTimeFlags::TFD_TIMER_ABSTIME)
         };
-        let deadline = Expiration::OneShot(TimeSpec::from_duration(deadline));
-        if let Err(errno) = self
-            .timer
-            .set(deadline, TimerSetTimeFlags::TFD_TIMER_ABSTIME)
-        {
+        let armed = if has_ended {
+            at(&self.timer, Duration::from_nanos(1)).and_then(|()| self.job_limit.unset())
+        } else {
+            at(&self.timer, held.deadline()).and_then(|()| at(&self.job_limit, held.job_limit()))
+        };
+        if let Err(errno) = armed {
             tracing::error!("cannot watch the lease of the run: {errno}");
         }
     }

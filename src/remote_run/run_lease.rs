@@ -1,5 +1,6 @@
 //! A lease whose loss ends the run: the job is killed in time, or this process ends.
 
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use crate::sync::{locked, wait_until};
 pub(crate) struct RunLease {
     loss: Arc<Mutex<Loss>>,
     end: Arc<JobEnd>,
+    job_limit: OwnedFd,
 }
 
 /// The end of a job whose lease is lost.
@@ -48,6 +50,7 @@ impl RunLease {
         Ok(Self {
             loss,
             end: Arc::default(),
+            job_limit: lease.job_limit()?,
         })
     }
 
@@ -62,6 +65,11 @@ impl RunLease {
         }
         *loss = Loss::Watched(Arc::new(on_loss));
         Ok(())
+    }
+
+    /// Returns a timer that expires when the job must not run any longer, even if this process does not run then.
+    pub(crate) fn job_limit(&self) -> BorrowedFd<'_> {
+        self.job_limit.as_fd()
     }
 
     /// Returns the end of the job, for the callback of a loss.

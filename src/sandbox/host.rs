@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::io;
 use std::net::Shutdown;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -209,6 +209,15 @@ impl Sandbox {
         };
         let descriptors: Vec<RawFd> = stdio.iter().map(AsRawFd::as_raw_fd).collect();
         self.say(&request, &descriptors)
+    }
+
+    /// Has pid 1 end everything once one of these timers has expired, even if this process does not run then.
+    ///
+    /// # Errors
+    /// Pid 1 cannot be reached.
+    pub fn end_at(&self, timers: &[BorrowedFd<'_>]) -> Result<(), SandboxError> {
+        let descriptors: Vec<RawFd> = timers.iter().map(AsRawFd::as_raw_fd).collect();
+        self.say(&Request::EndAt, &descriptors)
     }
 
     fn say(&self, request: &Request, descriptors: &[RawFd]) -> Result<(), SandboxError> {

@@ -1,4 +1,4 @@
-//! Pid 1 of the sandbox: an event loop over the control socket and SIGCHLD.
+//! Pid 1 of the sandbox: an event loop over the control socket, SIGCHLD and the timers of leases.
 //!
 //! Pid 1 is single-threaded and never waits for anything else, so that forks are safe and it cannot hang. It exits when
 //! the supervisor closes the control socket. In a PID namespace, the kernel then kills all processes in it. Without
@@ -7,7 +7,6 @@
 use std::collections::HashMap;
 use std::fs;
 use std::io::{self, PipeWriter, Write as _};
-use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
@@ -58,6 +57,8 @@ fn take_control() -> UnixStream {
 struct Init {
     control: UnixStream,
     children: SignalFd,
+    /// Timers of the supervisor's. The job must not run after one has expired, even if the supervisor does not run.
+    timers: Vec<OwnedFd>,
     isolated: bool,
     /// True if the sandbox has a user namespace of its own.
     in_user_namespace: bool,
@@ -119,6 +120,7 @@ impl Init {
                 Ok(Self {
                     control,
                     children,
+                    timers: Vec::new(),
                     isolated,
                     in_user_namespace: user.is_some(),
                     has_network: network.is_some(),
@@ -150,18 +152,25 @@ impl Init {
         served
     }
 
-    /// Carries out requests until there are no more.
+    /// Carries out requests until there are no more, or until a timer expires.
     fn serve(&mut self) -> io::Result<()> {
         loop {
-            let mut watched = [
-                PollFd::new(self.control.as_fd(), PollFlags::POLLIN),
-                PollFd::new(self.children.as_fd(), PollFlags::POLLIN),
-            ];
+            let sockets = [self.control.as_fd(), self.children.as_fd()];
+            let watched = sockets
+                .into_iter()
+                .chain(self.timers.iter().map(AsFd::as_fd));
+            let mut watched: Vec<PollFd<'_>> = watched
+                .map(|file| PollFd::new(file, PollFlags::POLLIN))
+                .collect();
             match poll(&mut watched, PollTimeout::NONE) {
                 Ok(_) | Err(Errno::EINTR) => {}
                 Err(errno) => return Err(errno.into()),
             }
-            let requested = watched[0].any().unwrap_or(true);
+            let is_ready = |file: &PollFd<'_>| file.any().unwrap_or(true);
+            let requested = is_ready(&watched[0]);
+            if watched[sockets.len()..].iter().any(is_ready) {
+                return Ok(());
+            }
             self.reap()?;
             if requested {
                 match receive(&self.control)? {
@@ -196,6 +205,10 @@ impl Init {
             Request::Watch { tool, obituary } => {
                 self.watch(&tool, obituary, descriptors).map(|()| None)
             }
+            Request::EndAt => {
+                self.timers = descriptors;
+                Ok(None)
+            }
             Request::End => Ok(None),
             Request::Signal { signal, everyone } => {
                 self.signal(signal, everyone);
@@ -225,7 +238,7 @@ impl Init {
             Err(_) => return Err(Errno::EINVAL.into()),
         };
         if self.isolated {
-            go_on_after(draw_pid()? - 1)?;
+            root::number_on(root::draw_pid()? - 1)?;
         }
         match root::start(job, stdio, self.isolated, self.in_user_namespace) {
             Ok(pids) => {
@@ -357,7 +370,7 @@ impl Init {
     fn number_on(&self, restored: JobPids) {
         if self.isolated {
             // A failure rarely matters, and the job is already running.
-            let _ = go_on_after(restored.job);
+            let _ = root::number_on(restored.job);
         }
     }
 
@@ -469,27 +482,4 @@ fn prepare(command: &mut Command, own_ipc: bool, io_uring: IoUring) {
     };
     // SAFETY: the closure makes only system calls.
     unsafe { command.pre_exec(prepare) };
-}
-
-/// Range of a job's first pid, which is random.
-///
-/// The range begins at 300: after a wrap-around, Linux never assigns a pid below 300 (`RESERVED_PIDS`), so those stay
-/// free for CRIU during a restore. It ends well below the smallest usual `pid_max`, 32768, so that pids of the job do
-/// not wrap soon. The pids differ between sandboxes because the CUDA driver binds an abstract socket `cuda-uvmfd-<inode
-/// of the PID namespace>-<pid>` in the network namespace. A restored process keeps this name, while the kernel may
-/// assign the inode to the next sandbox. With equal pids, `cuInit` there fails with 304
-/// (`CUDA_ERROR_OPERATING_SYSTEM`), or a restore fails with "address in use".
-const FIRST_PIDS: Range<u32> = 300..30_000;
-
-/// Returns a random pid for the job's first process.
-fn draw_pid() -> io::Result<i32> {
-    let mut bytes = [0; 4];
-    getrandom::fill(&mut bytes)?;
-    let pid = FIRST_PIDS.start + u32::from_ne_bytes(bytes) % (FIRST_PIDS.end - FIRST_PIDS.start);
-    i32::try_from(pid).map_err(io::Error::other)
-}
-
-/// Makes the next process of this PID namespace get the next free pid after this one.
-fn go_on_after(pid: i32) -> io::Result<()> {
-    fs::write("/proc/sys/kernel/ns_last_pid", pid.to_string())
 }

@@ -42,6 +42,8 @@ pub(super) enum Request {
         tool: ToolCommand,
         obituary: Vec<u8>,
     },
+    /// End everything once one of the descriptors, which are timers, has expired.
+    EndAt,
     /// End everything: first the job and the tools, then the watcher and the network.
     End,
     /// Send a signal to the job's process group, or to all of its processes.

@@ -10,8 +10,9 @@
 //! it.
 
 use std::ffi::OsString;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Read, Write};
+use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
@@ -239,4 +240,27 @@ pub(super) fn detach_standard_streams() -> io::Result<()> {
         Errno::result(unsafe { libc::dup2(null.as_raw_fd(), number) })?;
     }
     Ok(())
+}
+
+/// Range of a job's first pid, which is random.
+///
+/// The range begins at 300: after a wrap-around, Linux never assigns a pid below 300 (`RESERVED_PIDS`), so those stay
+/// free for CRIU during a restore. It ends well below the smallest usual `pid_max`, 32768, so that pids of the job do
+/// not wrap soon. The pids differ between sandboxes because the CUDA driver binds an abstract socket `cuda-uvmfd-<inode
+/// of the PID namespace>-<pid>` in the network namespace. A restored process keeps this name, while the kernel may
+/// assign the inode to the next sandbox. With equal pids, `cuInit` there fails with 304
+/// (`CUDA_ERROR_OPERATING_SYSTEM`), or a restore fails with "address in use".
+const FIRST_PIDS: Range<u32> = 300..30_000;
+
+/// Returns a random pid for the job's first process.
+pub(super) fn draw_pid() -> io::Result<i32> {
+    let mut bytes = [0; 4];
+    getrandom::fill(&mut bytes)?;
+    let pid = FIRST_PIDS.start + u32::from_ne_bytes(bytes) % (FIRST_PIDS.end - FIRST_PIDS.start);
+    i32::try_from(pid).map_err(io::Error::other)
+}
+
+/// Makes the next process of this PID namespace get the next free pid after this one.
+pub(super) fn number_on(pid: i32) -> io::Result<()> {
+    fs::write("/proc/sys/kernel/ns_last_pid", pid.to_string())
 }

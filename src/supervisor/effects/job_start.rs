@@ -10,6 +10,7 @@ use crate::config;
 use crate::cuda;
 use crate::job::InputMark;
 use crate::path_text::CommandLine;
+use crate::remote_run::RunLease;
 use crate::run::environment::{self, Setting};
 use crate::run::format::chain;
 use crate::run::own_activity::OwnActivity;
@@ -149,7 +150,7 @@ impl Effects {
         if let Some(user) = &self.context.user {
             environment::set_user(&mut environment, user);
         }
-        Sandbox::start(
+        let sandbox = Sandbox::start(
             &self.context.program,
             isolation,
             &environment,
@@ -157,7 +158,12 @@ impl Effects {
                 // The loop ends with the run only.
                 let _ = inbox.blocking_send(Message::Sandbox(serial, news));
             },
-        )
+        )?;
+        let timers: Vec<_> = self.context.leases().map(RunLease::job_limit).collect();
+        if !timers.is_empty() {
+            sandbox.end_at(&timers)?;
+        }
+        Ok(sandbox)
     }
 
     fn for_nccl(&self) -> Vec<Setting> {

@@ -4,11 +4,14 @@ use std::fs;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::Signal;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::Value;
 
 use super::{RemoteFolder, S3Server, WAITS};
-use crate::harness::{ON_REQUEST, Place, Run, apply, as_root, wait_until_gone};
+use crate::harness::{
+    ON_REQUEST, Place, Run, apply, as_root, inner_pid, wait_for_descendant, wait_until_gone,
+};
 
 /// Lease of the runs, the shortest.
 const LEASE: Duration = Duration::from_secs(10);
@@ -95,16 +98,40 @@ fn take_over_stops_the_other_job() {
 }
 
 #[apply(as_root)]
+fn the_job_of_a_stopped_supervisor_ends_with_its_lease() {
+    let (place, other, remote) = (Place::new(), Place::new(), RemoteFolder::new());
+    let url = remote.url();
+    let mut first = start(&place, &url, &[], |_| {});
+    place.wait_for("out", "ready\n");
+    place.snapshot();
+    place.wait_for("err", "the image is in the remote store image=000001");
+    let job = first.job();
+    let _second = start(&other, &url, &[], |_| {});
+    other.wait_for("err", "for the lease of file://");
+    first.signal(Signal::SIGSTOP);
+    wait_until_gone(&[job]);
+    assert!(!other.text("err").contains("restored image"));
+    other.wait_for("err", "restored image=000001");
+    first.signal(Signal::SIGCONT);
+    assert_eq!(first.wait(), 76, "{}", place.text("err"));
+}
+
+/// Also pid 1 of the sandbox is stopped, as on a machine that is suspended.
+#[apply(as_root)]
 fn a_suspended_supervisor_stops_its_job_when_it_wakes() {
     let (place, other, remote) = (Place::new(), Place::new(), RemoteFolder::new());
     let (url, view) = (remote.url(), remote.view());
     let refuse_packs = || view.refuse_packs();
     let (mut first, job) = start_with_failing_upload(&place, &view.url(), refuse_packs, |_| {});
     let images = remote.images();
+    let is_pid_1 = |pid| inner_pid(pid) == Some(1);
+    let pid_1 = Pid::from_raw(wait_for_descendant(first.pid(), "pid 1", is_pid_1));
     first.signal(Signal::SIGSTOP);
+    kill(pid_1, Signal::SIGSTOP).unwrap();
     let _second = start(&other, &url, &[], |_| {});
     other.wait_for("err", "for the lease of file://");
     other.wait_for("err", "restored image=000001");
+    kill(pid_1, Signal::SIGCONT).unwrap();
     first.signal(Signal::SIGCONT);
     assert_eq!(first.wait(), 76, "{}", place.text("err"));
     wait_until_gone(&[job]);
