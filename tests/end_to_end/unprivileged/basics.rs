@@ -5,8 +5,8 @@ use std::process::Command;
 
 use super::snapshot_crash_and_end;
 use crate::harness::{
-    COUNT, ON_REQUEST, Place, apply, as_root, as_user, code, copy_environment, lines, stderr,
-    stdout,
+    COUNT, ON_REQUEST, Ordinary, Place, apply, as_root, as_user, code, copy_environment, lines,
+    stderr, stdout,
 };
 
 /// Says who it is, and again after a crash.
@@ -108,17 +108,36 @@ fn doctor_has_no_problem_and_says_what_is_weaker() {
     );
 }
 
+/// Prints 400 lines: slowly until the restored job has been snapshotted, fast afterwards.
+const PACED: &str = r#"
+import os, sys, time
+for i in range(400):
+    print(i, flush=True)
+    while not os.path.exists(sys.argv[1] + "/go"):
+        time.sleep(0.05)
+        if i < 100:
+            break
+"#;
+
 #[apply(as_user)]
 fn rehearse_compares_runs_and_names_unknown_files() {
     let place = Place::new();
-    let script = "import time\nfor i in range(400):\n    print(i, flush=True); time.sleep(0.02)\n";
-    fs::write(place.file("job.py"), script).unwrap();
-    let output = place.verb(&["rehearse", "--", "python3", "-u", "job.py"]);
-    let said = stdout(&output);
+    let work = place.file("work");
+    fs::create_dir(&work).unwrap();
+    fs::write(work.join("job.py"), PACED).unwrap();
+    Ordinary::of_test().inspect(|user| user.owns(&work));
+    let job = ["python3", "-u", "job.py", place.path().to_str().unwrap()];
+    let mut run = place.start_with(&["rehearse", "--end-within", "10m"], &job, |command| {
+        command.current_dir(&work);
+    });
+    place.wait_for("out", " again ");
+    place.go();
+    run.wait();
+    let said = place.text("out");
     assert!(
         said.contains("stdout: all 400 lines are equal")
             && said.contains("some files that the job writes may be unknown"),
         "{said} {}",
-        stderr(&output)
+        place.text("err")
     );
 }
