@@ -47,13 +47,14 @@ const SHORTAGES: &[&str] = &[
     "Compat vdso helper isn't stopped",
 ];
 
-/// Errors caused by a temporary state of the job: data that it has not read or accepted yet, and data that arrives from
-/// another program while CRIU reads a socket.
+/// Errors caused by a temporary state of the job: data that it has not read or accepted yet, data that arrives from
+/// another program while CRIU reads a socket, and a process of several threads that is exiting.
 const PASSING: &[&str] = &[
     "Non-empty write queue on an in-flight socket",
     "Found a closed in-flight socket",
     "netlink: The socket has data to read",
     "\trecv failed (",
+    "Zombies with threads are not supported",
 ];
 
 /// Reads the end of CRIU's log and returns the reason of the failure. Returns `None` if the log has no error.

@@ -27,11 +27,12 @@ impl Obstacle {
         }
     }
 
-    /// Returns true if the problem is likely to disappear soon: connections are accepted, data is read.
+    /// Returns true if the problem is likely to disappear soon: connections are accepted, data is read, a process exits.
     #[must_use]
     pub fn is_passing(&self) -> bool {
         match self.finding {
-            Finding::NotAccepted { .. }
+            Finding::FirstThread
+            | Finding::NotAccepted { .. }
             | Finding::NotRead { .. }
             | Finding::Backlog(_)
             | Finding::Datagram
@@ -59,6 +60,12 @@ pub enum Finding {
          program that it belongs to"
     )]
     Stray,
+    /// The first thread of the process has ended, and others run.
+    #[error(
+        "runs without its first thread, and CRIU cannot save such a process; let the first thread wait for the others \
+         (pthread_join) before it ends"
+    )]
+    FirstThread,
     /// The process is in the session of a process that is not its ancestor.
     #[error(
         "is in the session of process {leader}, which is not its ancestor, because process {parent} adopted it as a \

@@ -7,7 +7,9 @@
 //! The kinds do not use this file.
 
 use super::obstacle::Obstacle;
-use super::{covered, hugetlb, leases, namespaces, proc_files, sessions, strays, watches};
+use super::{
+    covered, first_threads, hugetlb, leases, namespaces, proc_files, sessions, strays, watches,
+};
 use crate::job::descriptors::Descriptors;
 use crate::job::sockets;
 use crate::job::tree::{Process, TreeError};
@@ -42,6 +44,7 @@ pub fn find_obstacle(
         .or_else(|| watches::find(open));
     Ok(match when {
         When::Ahead => found
+            .or_else(|| first_threads::find(processes))
             .or_else(|| covered::find(processes, open))
             .or_else(|| hugetlb::find(processes))
             .or_else(|| sockets::find_unknown_kind(open)),

@@ -59,3 +59,20 @@ fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)",
         "{said}"
     );
 }
+
+#[apply(as_root_and_user)]
+fn a_process_without_its_first_thread_is_refused_by_name() {
+    let said = refusal(
+        r#"
+import threading
+ended = os.fork()
+if ended == 0:
+    threading.Thread(target=time.sleep, args=[1000]).start()
+    ctypes.CDLL(None).pthread_exit(None)
+while open(f"/proc/{ended}/stat").read().rpartition(") ")[2][0] != "Z": time.sleep(0.01)"#,
+    );
+    assert!(
+        said.contains("(python3) runs without its first thread") && said.contains("pthread_join"),
+        "{said}"
+    );
+}
