@@ -12,8 +12,10 @@ use crate::store::format::manifest::Manifest;
 use crate::store::format::store_folder::Store;
 use crate::sync::locked;
 
-/// Number of manifests: as many as the deduplication index uses. One takes about 70 bytes per chunk.
+/// Number of manifests: as many as the deduplication index uses.
 const KEPT_MAX: usize = 2;
+/// Number of chunks of a manifest, of 84 bytes each: 170 MiB. Larger ones, of some 200 GiB, are read again.
+const CHUNKS_MAX: usize = 2 << 20;
 
 /// Manifests in memory, those of the newest images.
 #[derive(Clone, Debug, Default)]
@@ -45,11 +47,19 @@ impl ManifestCache {
     }
 
     fn keep(&self, version: Version, manifest: Arc<Manifest>) {
+        if manifest.chunks.len() > CHUNKS_MAX {
+            return;
+        }
         let mut cached = locked(&self.0);
         cached.retain(|one| one.manifest.id != manifest.id);
         cached.push(Cached { version, manifest });
         cached.sort_unstable_by_key(|one| std::cmp::Reverse(one.manifest.id));
         cached.truncate(KEPT_MAX);
+    }
+
+    /// Drops the manifests of images that no longer exist.
+    pub(crate) fn retain(&self, existing: &[ImageId]) {
+        locked(&self.0).retain(|one| existing.contains(&one.manifest.id));
     }
 }
 
@@ -87,7 +97,11 @@ mod tests {
 
     fn write(store: &Store) -> Manifest {
         let lock = store.lock().unwrap();
-        store.begin(&lock, OPTIONS).unwrap().commit(b"").unwrap()
+        store
+            .begin(&lock, OPTIONS)
+            .unwrap()
+            .commit(b"original")
+            .unwrap()
     }
 
     #[test]
@@ -104,6 +118,8 @@ mod tests {
             assert_eq!(*store.cached_manifest(manifest.id).unwrap(), *manifest);
         }
         assert_eq!(written.each_ref().map(is_cached), [false, true, true]);
+        store.manifests.retain(&[written[2].id]);
+        assert_eq!(written.each_ref().map(is_cached), [false, false, true]);
     }
 
     #[test]
@@ -115,9 +131,11 @@ mod tests {
             ..written.clone()
         };
         let file = store.encode(&repaired).unwrap();
-        durable::write(&store.manifest_file(written.id), &file).unwrap();
+        let path = store.manifest_file(written.id);
+        assert_eq!(file.len() as u64, fs::metadata(&path).unwrap().len());
+        durable::write(&path, &file).unwrap();
         assert_eq!(*store.cached_manifest(written.id).unwrap(), repaired);
-        fs::remove_file(store.manifest_file(written.id)).unwrap();
+        fs::remove_file(path).unwrap();
         assert!(matches!(
             store.cached_manifest(written.id),
             Err(ReadError::Missing { .. })

@@ -44,7 +44,9 @@ impl DedupIndex {
     /// format are skipped.
     pub(crate) fn load(store: &Store) -> Result<Self, ReadError> {
         let mut index = Self::default();
-        let newest_first = store.ids()?.into_iter().rev();
+        let ids = store.ids()?;
+        store.manifests.retain(&ids);
+        let newest_first = ids.into_iter().rev();
         let (damaged, good): (Vec<_>, Vec<_>) =
             newest_first.partition(|id| store.damage_mark(*id).is_some());
         for manifest in damaged.iter().filter_map(|id| store.manifest(*id).ok()) {
