@@ -46,8 +46,8 @@ impl Held {
         self.renewed + self.ttl / GUARD * (GUARD - 1)
     }
 
-    /// Returns the time at which the sandbox ends the job of a supervisor that has not done so: half of the guard is left
-    /// for it.
+    /// Returns the time at which the sandbox ends the job of a supervisor that has not done so: in the middle of the guard,
+    /// so that time is left for the end of its processes.
     pub(crate) fn job_limit(&self) -> Time {
         self.deadline() + self.ttl / GUARD / 2
     }
@@ -94,5 +94,20 @@ impl Watched {
     /// Returns the time at which the lease can be taken, unless a newer entry is seen before.
     pub(crate) fn free_at(&self) -> Time {
         self.seen + self.ttl + self.ttl / GUARD
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_sandbox_acts_after_the_holder_and_before_others() {
+        for ttl in [10, 60, 3600].map(Duration::from_secs) {
+            let begun = Duration::from_secs(1000);
+            let held = Held::new(ttl, begun);
+            let next = Watched::new(0, ttl, begun).free_at();
+            assert!(held.deadline() < held.job_limit() && held.job_limit() < next);
+        }
     }
 }

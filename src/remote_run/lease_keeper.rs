@@ -271,13 +271,14 @@ impl Shared {
 
     /// Sets the timers to the ends of the lease. After its end, the first one expires at once, and the second one never.
     fn arm(&self) {
-        let has_ended = *locked(&self.ended);
+        // Held until the timers are set: a renewal must not arm them again after the end.
+        let has_ended = locked(&self.ended);
         let held = *locked(&self.held);
         let at = |timer: &TimerFd, time: Duration| {
             let time = Expiration::OneShot(TimeSpec::from_duration(time));
             timer.set(time, TimerSetTimeFlags::TFD_TIMER_ABSTIME)
         };
-        let armed = if has_ended {
+        let armed = if *has_ended {
             at(&self.timer, Duration::from_nanos(1)).and_then(|()| self.job_limit.unset())
         } else {
             at(&self.timer, held.deadline()).and_then(|()| at(&self.job_limit, held.job_limit()))

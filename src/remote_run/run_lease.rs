@@ -4,6 +4,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
 use super::lease_keeper::{Lease, OnLoss};
 use crate::store::RemoteError;
 use crate::sync::{locked, wait_until};
@@ -70,6 +72,12 @@ impl RunLease {
     /// Returns a timer that expires when the job must not run any longer, even if this process does not run then.
     pub(crate) fn job_limit(&self) -> BorrowedFd<'_> {
         self.job_limit.as_fd()
+    }
+
+    /// Returns true if the job must not run any longer.
+    pub(crate) fn ends_the_job(&self) -> bool {
+        let mut timer = [PollFd::new(self.job_limit(), PollFlags::POLLIN)];
+        poll(&mut timer, PollTimeout::ZERO).is_ok_and(|count| count > 0)
     }
 
     /// Returns the end of the job, for the callback of a loss.

@@ -1,7 +1,7 @@
 //! Pid 1 of the sandbox: an event loop over the control socket, SIGCHLD and the timers of leases.
 //!
 //! Pid 1 is single-threaded and never waits for anything else, so that forks are safe and it cannot hang. It exits when
-//! the supervisor closes the control socket. In a PID namespace, the kernel then kills all processes in it. Without
+//! the supervisor closes the control socket, or when a lease expires. In a PID namespace, the kernel then kills all processes in it. Without
 //! one, pid 1 kills them itself.
 
 use std::collections::HashMap;
@@ -57,7 +57,7 @@ fn take_control() -> UnixStream {
 struct Init {
     control: UnixStream,
     children: SignalFd,
-    /// Timers of the supervisor's. The job must not run after one has expired, even if the supervisor does not run.
+    /// Timers of the leases. The job must not run after one has expired, even if the supervisor does not run.
     timers: Vec<OwnedFd>,
     isolated: bool,
     /// True if the sandbox has a user namespace of its own.

@@ -146,11 +146,10 @@ pub(super) fn send(
         .ok()
         .filter(|length| *length <= MESSAGE_BYTES_MAX)
         .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "message too long"))?;
-    let head = length.to_le_bytes();
-    let sent = fd_passing::send(socket, &head, descriptors)?;
-    let mut rest = head[sent..].to_vec();
-    rest.extend_from_slice(&body);
-    io::Write::write_all(&mut &*socket, &rest)
+    // By one call, as far as it fits: pid 1 would wait for the rest of a message whose sender is stopped.
+    let message = [&length.to_le_bytes()[..], &body].concat();
+    let sent = fd_passing::send(socket, &message, descriptors)?;
+    io::Write::write_all(&mut &*socket, &message[sent..])
 }
 
 /// Reads one message and its descriptors; `None` at the end of the connection.

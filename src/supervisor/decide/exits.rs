@@ -46,7 +46,8 @@ impl Machine {
         if running.busy.is_some() || running.is_whole() {
             return;
         }
-        // Without a report, somebody killed pid 1 of the sandbox, and with it the job.
+        // Without a report, somebody killed pid 1 of the sandbox, and with it the job, or a lease expired that has been
+        // renewed since.
         let killed = ExitStatus::Signaled(nix::libc::SIGKILL);
         let status = running.ended.map_or(killed, exit_status);
         let paused = matches!(running.pause, Some(Pause::Paused(_)));

@@ -63,6 +63,9 @@ impl Effects {
         wanted: Option<Isolation>,
         state: &RunState,
     ) -> Result<Arc<Sandbox>, RunError> {
+        if self.has_lost_lease() {
+            return Err(RunError::LeaseLost { holder: None });
+        }
         let only = match (wanted, self.context.config.isolation) {
             (Some(isolation), _) => isolation,
             (None, config::Isolation::Auto) => return self.best_sandbox(state),
@@ -76,6 +79,11 @@ impl Effects {
             (None, config::Isolation::None) => Isolation::None,
         };
         Ok(self.try_sandbox(only, state)?)
+    }
+
+    /// Returns true if a lease has expired, which another thread may not have reported yet.
+    fn has_lost_lease(&self) -> bool {
+        self.context.leases().any(RunLease::ends_the_job)
     }
 
     /// Starts a sandbox with the most isolation that is permitted.
@@ -203,6 +211,10 @@ impl Effects {
                 | sandbox::Event::ToolEnded(_)
                 | sandbox::Event::Socket(_),
             ) => None,
+            // The sandbox ends the job of a lease that has expired, without a report.
+            None if self.has_lost_lease() => {
+                return Err(RunError::LeaseLost { holder: None });
+            }
             None => Some(Event::Gone),
         })
     }
