@@ -261,7 +261,9 @@ fn rehearsal_fails_with_the_snapshots_reason() {
 #[apply(as_root_and_user)]
 fn job_ending_at_once_gets_a_remedy() {
     let place = Place::new();
-    let quick = rehearse(&place, &[], "print('done')");
+    // On a slow machine, a job could be snapshotted between its output and its end.
+    let late = ["--after", "1h"];
+    let quick = rehearse(&place, &late, "print('done')");
     assert_eq!(code(quick.status), 1);
     let text = stdout(&quick);
     assert!(
@@ -273,7 +275,7 @@ fn job_ending_at_once_gets_a_remedy() {
         "{text}"
     );
 
-    let broken = rehearse(&place, &[], "raise SystemExit('no data there')");
+    let broken = rehearse(&place, &late, "raise SystemExit('no data there')");
     assert_eq!(code(broken.status), 1);
     let text = stdout(&broken);
     assert!(
