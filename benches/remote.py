@@ -5,8 +5,8 @@
 
 COMMAND starts an S3 server on 127.0.0.1:PORT with the credentials x and y, and stores its objects in FOLDER; {port} and
 {folder} stand for them. The plain client (boto3) uploads the bytes that ckpt-run has uploaded, in objects of 32 MiB, four at
-a time, and downloads them in the same way. First part: from the start of the command until the first part of the image has
-come and is checked. Medians of all rounds. Needs root, boto3, and memory for twice the image.
+a time, and downloads them in the same way. First part: from the start of the command until a thread of the download has the
+first part of the image and has checked it. Medians of all rounds. Needs root, boto3, and memory for twice the image.
 """
 
 import argparse

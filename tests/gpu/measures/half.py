@@ -8,9 +8,10 @@ from harness import subjects, ways
 TITLE = "f. Half covered"
 COLUMNS = ways.COLUMNS
 LEGEND = f"""{ways.LEGEND} halves: one half of the memory is from `cudaMalloc`, the other from `cudaMallocAsync` (pool) or
-`cudaMallocPitch` (pitched), which the agent does not cover: the driver copies it through host memory in the same snapshot (`tests/gpu/jobs/halves.cu`).
-counter: all is from `cudaMalloc`. Both print the same lines, which must equal those of an uninterrupted counter. The
-half-covered program is snapshotted and killed once more after its first kill; the times are without that."""
+`cudaMallocPitch` (pitched), which the agent does not cover: the driver copies it through host memory in the same snapshot
+(`tests/gpu/jobs/halves.cu`). counter: all is from `cudaMalloc`. All print the same lines, which must equal those of an
+uninterrupted counter. The program with a pool is snapshotted and killed once more after its first kill; the times are
+without that."""
 GIB, PACE_MS = 8, 100
 ROUNDS_MAX = 2
 
