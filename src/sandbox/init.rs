@@ -1,8 +1,8 @@
 //! Pid 1 of the sandbox: an event loop over the control socket, SIGCHLD and the timers of leases.
 //!
 //! Pid 1 is single-threaded and never waits for anything else, so that forks are safe and it cannot hang. It exits when
-//! the supervisor closes the control socket, or when a lease expires. In a PID namespace, the kernel then kills all processes in it. Without
-//! one, pid 1 kills them itself.
+//! the supervisor closes the control socket, or when a lease expires. In a PID namespace, the kernel then kills all
+//! processes in it. Without one, pid 1 kills them itself.
 
 use std::collections::HashMap;
 use std::fs;

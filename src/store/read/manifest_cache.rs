@@ -27,8 +27,8 @@ struct Cached {
     manifest: Arc<Manifest>,
 }
 
-/// What tells a file from one that has replaced it: another process may repair an image. Device, inode, length, and time
-/// of its last change.
+/// Device, inode, length and time of the last change of a manifest's file. They differ after another process has replaced
+/// the file, to repair the image.
 type Version = (u64, u64, u64, (i64, i64));
 
 fn version(path: &Path) -> Option<Version> {

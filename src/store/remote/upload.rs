@@ -317,7 +317,7 @@ struct Packer<'a> {
     first: usize,
     count: usize,
     content: Vec<u8>,
-    /// Of the list of its chunks: to hash the content would cost a tenth of the upload's processor time.
+    /// Hash of the list of the pack's chunks. A hash of the content would take a tenth of the upload's processor time.
     chunks: blake3::Hasher,
     places: Vec<(Hash, Stored)>,
     /// Chunks that the remote store has.
