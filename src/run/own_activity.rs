@@ -118,6 +118,16 @@ impl Job {
         Some(job::cpu_time(&job::tree(root).ok()?))
     }
 
+    /// Does work that stops the job's processes without a snapshot, as debuggers do. The CPU time that this costs the
+    /// job is not its own.
+    pub fn disturbed<T>(&self, work: impl FnOnce() -> T) -> T {
+        let used = self.cpu_time().unwrap_or_default();
+        self.own_activity.marks().cpu.begins(used);
+        let result = work();
+        self.continues();
+        result
+    }
+
     /// Records that the job computes again, after ckpt-run's work in it.
     pub fn continues(&self) {
         let used = self.cpu_time().unwrap_or_default();

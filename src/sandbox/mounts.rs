@@ -75,10 +75,25 @@ pub(super) fn mount_terminals(in_user_namespace: bool) -> io::Result<()> {
 /// # Errors
 /// A list of mounts cannot be read.
 pub fn own_mount(sandbox: i32) -> io::Result<Option<PathBuf>> {
-    Ok(difference(Mount::all_of("self")?, Mount::all_of(sandbox)?))
+    let own = found_twice(|| Ok(difference(Mount::all_of("self")?, Mount::all_of(sandbox)?)))?;
+    Ok(own.map(|(path, ..)| path))
 }
 
-fn difference(machines: Vec<Mount>, jobs: Vec<Mount>) -> Option<PathBuf> {
+/// What tells a mount from others: path, file system, folder of it, and whether it is read-only.
+type Identity = (PathBuf, String, PathBuf, bool);
+
+/// Returns a mount that both of two looks find. The sandbox's mounts follow the machine's, and the two tables cannot be
+/// read at one time: a mount that another program makes in between seems to be the job's, but not in the next look.
+fn found_twice(look: impl Fn() -> io::Result<Vec<Identity>>) -> io::Result<Option<Identity>> {
+    let first = look()?;
+    if first.is_empty() {
+        return Ok(None);
+    }
+    let second = look()?;
+    Ok(first.into_iter().find(|mount| second.contains(mount)))
+}
+
+fn difference(machines: Vec<Mount>, jobs: Vec<Mount>) -> Vec<Identity> {
     let about = |mount: Mount| {
         let is_read_only = mount.has("ro");
         (mount.point, mount.device, mount.root, is_read_only)
@@ -86,8 +101,8 @@ fn difference(machines: Vec<Mount>, jobs: Vec<Mount>) -> Option<PathBuf> {
     let known: HashSet<_> = machines.into_iter().map(about).collect();
     let own = jobs.into_iter().filter(|mount| !is_sandboxs(mount));
     own.map(about)
-        .find(|mount| !known.contains(mount))
-        .map(|(path, ..)| path)
+        .filter(|mount| !known.contains(mount))
+        .collect()
 }
 
 fn is_sandboxs(mount: &Mount) -> bool {
@@ -115,7 +130,10 @@ mod tests {
 
     #[test]
     fn a_mount_of_the_job_is_found_and_those_of_the_sandbox_are_not() {
-        let own = |more: &[&str]| difference(mounts(&[]), mounts(more));
+        let own = |more: &[&str]| {
+            let found = difference(mounts(&[]), mounts(more));
+            found.into_iter().next().map(|(point, ..)| point)
+        };
         let sandboxs = [
             "30 21 0:99 / /proc rw,nosuid - proc proc rw",
             "31 22 0:98 / /dev/pts rw - devpts devpts rw",
@@ -140,5 +158,21 @@ mod tests {
             let all = [&sandboxs[..], &[line]].concat();
             assert_eq!(own(&all).as_deref(), Some(Path::new(point)), "{line}");
         }
+    }
+    #[test]
+    fn a_mount_made_between_the_readings_is_not_the_jobs() {
+        let line = |point: &str| format!("33 20 0:9 / {point} rw - tmpfs none rw");
+        let (late, own) = (line("/late"), line("/own"));
+        let found = |looks: [&[&str]; 2]| {
+            let next = std::cell::Cell::new(0);
+            let look = || Ok(difference(mounts(&[]), mounts(looks[next.replace(1)])));
+            let found = found_twice(look).unwrap();
+            found.map(|(point, ..)| point)
+        };
+        assert_eq!(found([&[&late], &[]]), None);
+        // Another program mounts and unmounts all the time.
+        assert_eq!(found([&[&late], &[&line("/later")]]), None);
+        let of_the_job = found([&[&late, &own], &[&own]]);
+        assert_eq!(of_the_job.as_deref(), Some(Path::new("/own")));
     }
 }

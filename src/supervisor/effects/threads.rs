@@ -149,7 +149,8 @@ impl Effects {
         };
         let (context, inbox) = (Arc::clone(&self.context), self.inbox.clone());
         let work = move || {
-            let write = || stack_report::write(&context, &job, &suspect.finding.to_string());
+            let why = suspect.finding.to_string();
+            let write = || job.disturbed(|| stack_report::write(&context, &job, &why));
             let panicked = || Err(io::Error::other("a bug in ckpt-run, please report it"));
             let log = catch_unwind(AssertUnwindSafe(write)).unwrap_or_else(|_| panicked());
             if let Err(error) = &log {

@@ -14,6 +14,8 @@ use crate::supervisor::policy::interval::rough;
 /// CPU time, as a part of the limit of its sign, that is no life: threads that wake to look around use less, and work
 /// uses more.
 const CPU_IDLE: f64 = 0.001;
+/// Resolution of the kernel's CPU times: one more of it can be a few microseconds.
+const CPU_TICK: Duration = Duration::from_millis(10);
 /// The part of a limit that must be quiet beyond doubt: of a job that snapshots hide for longer too little is known to
 /// kill it.
 const TOLD: f64 = 0.5;
@@ -218,7 +220,7 @@ impl Signs {
         if let Some(watch) = &mut self.cpu
             && watch.take(sample.cpu, counted, |watch, now| {
                 let used = now.saturating_sub(watch.last.unwrap_or_default());
-                used > watch.limit.mul_f64(CPU_IDLE)
+                used > watch.limit.mul_f64(CPU_IDLE).max(CPU_TICK)
             })
         {
             found = found.or(Some(watch.finding(Sign::Cpu)));
@@ -376,6 +378,17 @@ mod tests {
         });
         assert_eq!(fires(signs, idle), [100]);
         assert_eq!(fires(signs, using(10)), NEVER);
+    }
+
+    #[test]
+    fn one_tick_is_no_life_however_short_the_limit() {
+        let signs = signs(|hang| hang.cpu = Some(3 * SECOND));
+        let at = |ticks: u64| Sample {
+            cpu: Some(Duration::from_millis(ticks * 10)),
+            ..Sample::default()
+        };
+        assert_eq!(fires(signs, [5, 5, 6, 6, 6, 6, 6, 6].map(at)), [3]);
+        assert_eq!(fires(signs, [5, 5, 7, 7, 7, 7].map(at)), [5]);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Jobs that neither end nor make progress: the signs, the diagnosis, and the restore.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -149,26 +150,47 @@ fn images_of_the_silence_are_not_restored() {
     assert_eq!(errors.matches("the job hangs").count(), 1, "{errors}");
 }
 
+/// Reads a pipe, and computes for a moment whenever a debugger has a look.
+const READS: &str = r#"
+import os, signal, time
+def disturbed(*_):
+    begun = time.process_time()
+    while time.process_time() < begun + 0.2: pass
+    open("disturbed", "w").close()
+signal.signal(signal.SIGUSR1, disturbed)
+print("ready", flush=True)
+open("pipe").read()
+"#;
+
 #[apply(as_root)]
 fn a_job_that_uses_no_cpu_can_be_reported_alone_and_once() {
     let place = Place::new();
     // On a loaded machine the job itself gets less than one clock tick in a second.
     let settings = "[hang]\ncpu = '5s'\naction = 'report'";
-    let script = "import select, sys\nprint('ready', flush=True)\nopen('pipe').read()\n";
+    fs::write(place.file("ckpt-run.toml"), settings).unwrap();
     nix::unistd::mkfifo(&place.file("pipe"), nix::sys::stat::Mode::S_IRWXU).unwrap();
-    let mut run = start(&place, settings, &ON_REQUEST, script);
+    let seen = place.file("disturbed").display().to_string();
+    let tool = format!(
+        "#!/bin/sh\nkill -USR1 $4; until test -e {seen}; do sleep 0.05; done; echo a stack\n"
+    );
+    fs::create_dir(place.file("bin")).unwrap();
+    fs::write(place.file("bin/py-spy"), tool).unwrap();
+    fs::set_permissions(place.file("bin/py-spy"), fs::Permissions::from_mode(0o755)).unwrap();
+    let path = std::env::var("PATH").unwrap();
+    let path = format!("{}:{path}", place.file("bin").display());
+    let mut run = place.start_python_with(&ON_REQUEST, READS, |command| {
+        command.env("PATH", path);
+    });
     place.wait_for("err", "the job hangs, no CPU time used for");
     let named = run.job_named();
+    assert!(hang_log(&place).contains(&named));
+    assert!(hang_log(&place).contains("a stack"), "{}", hang_log(&place));
     wait(Duration::from_secs(6));
     fs::write(place.file("pipe"), "go").unwrap();
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
-    assert_eq!(place.text("err").matches("the job hangs").count(), 1);
-    assert!(
-        place.text("err").contains("no action is taken"),
-        "{}",
-        place.text("err")
-    );
-    assert!(hang_log(&place).contains(&named));
+    let errors = place.text("err");
+    assert_eq!(errors.matches("the job hangs").count(), 1, "{errors}");
+    assert!(errors.contains("no action is taken"), "{errors}");
 }
 
 #[apply(as_root_and_user)]
