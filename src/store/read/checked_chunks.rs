@@ -73,17 +73,21 @@ impl CheckedChunks<'_> {
     }
 
     fn damage(&self, position: usize, fault: &Fault) -> ReadError {
-        let (index, _) = self.order[position];
-        let uses = self.source.streams.iter().filter_map(|stream| {
-            let chunk = stream.chunks.iter().position(|one| *one == index)?;
-            Some((stream.name.clone(), chunk))
-        });
-        let (stream, chunk) = uses.into_iter().next().unwrap_or_default();
-        ReadError::Corrupt {
-            image: self.source.id,
-            stream,
-            chunk,
-            reason: fault.to_string(),
-        }
+        damage(self.source, self.order[position].0, fault)
+    }
+}
+
+/// Returns the error for a damaged chunk of an image.
+pub(crate) fn damage(source: &Manifest, chunk: u32, fault: &Fault) -> ReadError {
+    let uses = source.streams.iter().filter_map(|stream| {
+        let position = stream.chunks.iter().position(|one| *one == chunk)?;
+        Some((stream.name.clone(), position))
+    });
+    let (stream, chunk) = uses.into_iter().next().unwrap_or_default();
+    ReadError::Corrupt {
+        image: source.id,
+        stream,
+        chunk,
+        reason: fault.to_string(),
     }
 }

@@ -102,6 +102,24 @@ impl<'a> ChunkFetcher<'a> {
         }
     }
 
+    /// Fills `bytes`, which must have the chunk's length in the pack, with the chunk as it is there, and returns their
+    /// check. They are compared with the check that was made when the chunk was written; only a chunk without one is
+    /// compared with its name.
+    pub(crate) fn fetch_stored(
+        &mut self,
+        stored: &Stored,
+        raw_len: u32,
+        bytes: &mut [u8],
+    ) -> Result<u64, Fault> {
+        self.packs.read(stored.pack, stored.offset, bytes)?;
+        check(stored, bytes)?;
+        if let Some(check) = stored.check {
+            return Ok(check);
+        }
+        self.fetch(stored, &mut vec![0; raw_len as usize])?;
+        Ok(xxh3_64(bytes))
+    }
+
     /// Returns the bytes of the pack that the latest [`fetch_encoded`](Self::fetch_encoded) of an encrypted chunk read.
     pub(crate) fn sealed(&self, stored: &Stored) -> &[u8] {
         &self.scratch.sealed[..stored.len as usize]

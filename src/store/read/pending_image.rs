@@ -36,13 +36,21 @@ pub(crate) struct Part {
     pub(crate) chunks: Vec<(u32, Stored)>,
 }
 
+impl Part {
+    /// Returns the bytes of a chunk in those of the part; `None` if they end before it does.
+    pub(crate) fn chunk<'a>(&self, stored: &Stored, bytes: &'a [u8]) -> Option<&'a [u8]> {
+        let begin = usize::try_from(stored.offset - self.begin).ok()?;
+        bytes.get(begin..)?.get(..stored.len as usize)
+    }
+}
+
 /// Place that an image comes from.
 pub(crate) trait Origin: fmt::Debug + Send + Sync {
     /// Creates the files of the image's packs, with their lengths.
     fn create_files(&self, manifest: &Manifest) -> io::Result<Vec<File>>;
 
     /// Fetches a part and checks its chunks. The error is a text for the user.
-    fn fetch(&self, manifest: &Manifest, part: &Part) -> Result<Bytes, String>;
+    fn fetch(&self, part: &Part) -> Result<Bytes, String>;
 }
 
 /// Image that is offered or being downloaded.
@@ -157,7 +165,7 @@ impl PendingImage {
 
     /// Fetches a part that was taken. A failure ends the download: readers of missing parts get the reason.
     fn fetch_part(&self, number: usize) -> Result<(), String> {
-        let fetched = self.origin.fetch(&self.manifest, &self.parts[number]);
+        let fetched = self.origin.fetch(&self.parts[number]);
         let put = fetched.and_then(|bytes| {
             let put = self.put(number, &bytes);
             put.map_err(|error| format!("cannot write the image: {error}"))
@@ -312,7 +320,7 @@ mod tests {
             Ok(vec![tempfile::tempfile()?])
         }
 
-        fn fetch(&self, _: &Manifest, part: &Part) -> Result<Bytes, String> {
+        fn fetch(&self, part: &Part) -> Result<Bytes, String> {
             match part.chunks.len() {
                 1 => Ok(vec![1; 50].into()),
                 _ => Err("the network is down".to_owned()),

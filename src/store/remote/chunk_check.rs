@@ -39,9 +39,7 @@ impl<'a> ChunkCheck<'a> {
         let mut faults = Vec::new();
         for (index, stored) in &part.chunks {
             let raw_len = manifest.chunks[*index as usize].raw_len as usize;
-            let begin = usize::try_from(stored.offset - part.begin).unwrap_or(usize::MAX);
-            let bytes = bytes.get(begin..);
-            let fault = match bytes.and_then(|rest| rest.get(..stored.len as usize)) {
+            let fault = match part.chunk(stored, bytes) {
                 Some(bytes) => self.fault(stored, raw_len, bytes),
                 None => Some(ChunkFault::Lost),
             };

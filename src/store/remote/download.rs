@@ -1,5 +1,5 @@
-//! Download of an image: its parts are fetched by their readers or by several threads, every chunk is checked, and they
-//! are written to the local store.
+//! Download of an image: its parts are fetched by their readers or by several threads, every chunk is compared with the
+//! check that the upload noted, and they are written to the local store. Who reads a chunk checks its content.
 
 use std::fs::File;
 use std::io;
@@ -8,13 +8,13 @@ use std::sync::{Arc, Once};
 use std::thread::{self, Builder};
 
 use bytes::Bytes;
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::bucket::Bucket;
-use super::chunk_check::ChunkCheck;
 use super::image_object::{ImageObject, RemoteImage};
 use super::remote_error::RemoteError;
 use crate::printable::{chain, size};
-use crate::store::format::manifest::{Content, Manifest};
+use crate::store::format::manifest::{Content, Manifest, Stored};
 use crate::store::format::pack::{Pack, PackName};
 use crate::store::fs::{durable, ops};
 use crate::store::read::pending_image::{Origin, Part, PendingImage};
@@ -160,13 +160,15 @@ impl Origin for Remote {
         manifest.packs.iter().map(create).collect()
     }
 
-    fn fetch(&self, manifest: &Manifest, part: &Part) -> Result<Bytes, String> {
+    fn fetch(&self, part: &Part) -> Result<Bytes, String> {
         let object = &self.packs[part.pack as usize];
         let read = self.bucket.get_range(object, part.begin..part.end);
         let bytes = read.map_err(|error| chain(&error))?;
-        let check = ChunkCheck::new(self.store.secrets());
-        let mut check = check.map_err(|error| chain(&error))?;
-        if check.faults(manifest, part, &bytes).is_empty() {
+        let is_as_uploaded = |stored: &Stored| {
+            let chunk = part.chunk(stored, &bytes);
+            chunk.is_some_and(|chunk| stored.check == Some(xxh3_64(chunk)))
+        };
+        if part.chunks.iter().all(|(_, stored)| is_as_uploaded(stored)) {
             Ok(bytes)
         } else {
             Err(chain(&self.bucket.damaged(object, "a chunk has changed")))

@@ -19,7 +19,6 @@ use crate::store::format::cipher::Secrets;
 use crate::store::format::image_id::ImageId;
 use crate::store::format::manifest::Manifest;
 use crate::store::format::manifest_file::{self, ManifestError};
-use crate::store::format::pack::HEADER_LEN;
 
 /// Folder of the images.
 pub(super) const IMAGES: &str = "images";
@@ -134,11 +133,6 @@ pub(super) fn series_of(object: &str) -> Option<u64> {
     let mut parts = name.rsplit('-').skip(1);
     let series = parts.next()?;
     (folder == IMAGES || folder == PACKS).then(|| series.parse().ok())?
-}
-
-/// Returns the beginning of every pack: the places of chunks are those of a pack in a store.
-pub(super) fn pack_beginning() -> Vec<u8> {
-    vec![0; HEADER_LEN]
 }
 
 /// Returns true for a name that [`pack_name`] makes: the list is not trusted.

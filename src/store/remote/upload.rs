@@ -2,15 +2,16 @@
 //! whole.
 //!
 //! ```text
-//! manifest ─▶ new chunks, in the order of their use ─▶ fetched, checked ─▶ packs of 32 MiB ─▶ 4 uploads at a time
+//! manifest ─▶ new chunks, in the order of their use ─▶ read, checked ─▶ packs of 32 MiB ─▶ 4 uploads at a time
 //!          ─▶ image object, with the places of all chunks
 //! ```
-//! Memory: six packs and the chunks that are read ahead, about 240 MiB.
+//! A chunk goes as it is stored, without being decompressed: that takes the job's processors. Its content is checked by
+//! whoever reads it. Memory: six packs, about 200 MiB.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, Builder};
 use std::time::{Duration, Instant};
 
@@ -18,7 +19,7 @@ use bytes::Bytes;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::bucket::Bucket;
-use super::image_object::{IMAGES, ImageObject, PACKS, RemoteImage, pack_beginning, pack_name};
+use super::image_object::{IMAGES, ImageObject, PACKS, RemoteImage, pack_name};
 use super::remote_error::RemoteError;
 use crate::clock;
 use crate::store::format::FORMAT;
@@ -28,7 +29,8 @@ use crate::store::format::codec::Codec;
 use crate::store::format::manifest::{Chunk, Content, Manifest, Stored, Stream};
 use crate::store::format::pack::{HEADER_LEN, Pack, PackFiles, PackName};
 use crate::store::portable::companion;
-use crate::store::read::checked_chunks::CheckedChunks;
+use crate::store::read::checked_chunks::damage;
+use crate::store::read::chunk_fetcher::ChunkFetcher;
 use crate::store::{ByteCounter, Companion, ImageId, ReadError, Store};
 use crate::sync::locked;
 
@@ -95,12 +97,7 @@ impl Uploads {
             .map_err(|source| ReadError::Pack { image: id, source })?;
         let mut order = source.first_uses();
         order.retain(|(_, stored)| !self.places.contains_key(&stored.hash));
-        let chunks = CheckedChunks {
-            order,
-            source: &source,
-            packs: &packs,
-            is_sealed: store.is_encrypted(),
-        };
+        let mut fetcher = ChunkFetcher::new(&packs).map_err(ReadError::Worker)?;
         let companions = companion::open(&source, companions)?;
         let first = self.packs.len();
         let mut manifest = Manifest {
@@ -110,12 +107,13 @@ impl Uploads {
         self.send(
             first,
             |packer| {
-                chunks.read(|chunk| -> Result<(), RemoteError> {
-                    let (_, stored) = chunks.order[chunk.position];
-                    packer
-                        .add(stored.hash, stored.codec, &chunk.stored)
-                        .map(drop)
-                })?;
+                for (index, stored) in &order {
+                    let raw_len = source.chunks[*index as usize].raw_len;
+                    packer.add(stored.hash, stored.codec, stored.len, |bytes| {
+                        let fetched = fetcher.fetch_stored(stored, raw_len, bytes);
+                        fetched.map_err(|fault| damage(&source, *index, &fault).into())
+                    })?;
+                }
                 for file in &companions {
                     packer.add_file(file, store.secrets(), &mut manifest)?;
                 }
@@ -241,6 +239,7 @@ impl Uploads {
         let receiver = Mutex::new(receiver);
         let results = Mutex::new(Vec::new());
         let is_failed = AtomicBool::new(false);
+        let spare = Spare::default();
         let this = &*self;
         let work = || {
             loop {
@@ -265,7 +264,7 @@ impl Uploads {
             let mut packer = Packer {
                 first,
                 count: 0,
-                content: pack_beginning(),
+                pack: PackMemory::take(&spare),
                 chunks: blake3::Hasher::new(),
                 places: Vec::new(),
                 known: &this.places,
@@ -296,7 +295,7 @@ impl Uploads {
         let len = pack.content.len();
         if !self.existing.contains(&name) {
             self.pace.wait(len);
-            self.bucket.create(&name, Bytes::from(pack.content))?;
+            self.bucket.create(&name, pack.content)?;
             sent.add(len);
         }
         Ok((name, len as u64))
@@ -306,9 +305,44 @@ impl Uploads {
 /// A complete pack to be uploaded.
 struct Complete {
     number: usize,
-    content: Vec<u8>,
+    content: Bytes,
     /// Hash of the list of its chunks.
     chunks: blake3::Hash,
+}
+
+/// Memory of uploaded packs.
+type Spare = Arc<Mutex<Vec<Vec<u8>>>>;
+
+/// Memory of a pack. It is used again: fresh memory from the kernel costs as much as the copy into it.
+struct PackMemory {
+    /// Beyond `len` there is anything.
+    bytes: Vec<u8>,
+    len: usize,
+    spare: Spare,
+}
+
+impl PackMemory {
+    /// Returns the beginning of a pack: zeros, where a store's pack has its header.
+    fn take(spare: &Spare) -> Self {
+        let bytes = locked(spare).pop();
+        Self {
+            bytes: bytes.unwrap_or_else(|| vec![0; PACK_BYTES]),
+            len: HEADER_LEN,
+            spare: Arc::clone(spare),
+        }
+    }
+}
+
+impl AsRef<[u8]> for PackMemory {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+}
+
+impl Drop for PackMemory {
+    fn drop(&mut self) {
+        locked(&self.spare).push(std::mem::take(&mut self.bytes));
+    }
 }
 
 /// Packs under construction.
@@ -316,7 +350,7 @@ struct Packer<'a> {
     /// Number of the first of these packs in [`Uploads::packs`].
     first: usize,
     count: usize,
-    content: Vec<u8>,
+    pack: PackMemory,
     /// Hash of the list of the pack's chunks. A hash of the content would take a tenth of the upload's processor time.
     chunks: blake3::Hasher,
     places: Vec<(Hash, Stored)>,
@@ -327,15 +361,23 @@ struct Packer<'a> {
 }
 
 impl Packer<'_> {
-    fn add(&mut self, hash: Hash, codec: Codec, bytes: &[u8]) -> Result<Stored, RemoteError> {
-        if self.content.len() + bytes.len() > PACK_BYTES {
+    /// Adds a chunk of this length; `fill` writes its bytes and returns their check.
+    fn add(
+        &mut self,
+        hash: Hash,
+        codec: Codec,
+        len: u32,
+        fill: impl FnOnce(&mut [u8]) -> Result<u64, RemoteError>,
+    ) -> Result<Stored, RemoteError> {
+        if self.pack.len + len as usize > PACK_BYTES {
             self.complete()?;
         }
-        let (len, check) = (number_of(bytes.len()), xxh3_64(bytes));
+        let (begin, end) = (self.pack.len, self.pack.len + len as usize);
+        let check = fill(&mut self.pack.bytes[begin..end])?;
         let stored = Stored {
             hash,
             pack: number_of(self.first + self.count),
-            offset: self.content.len() as u64,
+            offset: begin as u64,
             len,
             codec,
             check: Some(check),
@@ -345,7 +387,7 @@ impl Packer<'_> {
             .update(&len.to_le_bytes())
             .update(&check.to_le_bytes());
         self.places.push((hash, stored));
-        self.content.extend_from_slice(bytes);
+        self.pack.len = end;
         Ok(stored)
     }
 
@@ -371,7 +413,10 @@ impl Packer<'_> {
             };
             let place = match self.known.get(&hash) {
                 Some(known) => *known,
-                None => self.add(hash, codec, stored)?,
+                None => self.add(hash, codec, number_of(stored.len()), |bytes| {
+                    bytes.copy_from_slice(stored);
+                    Ok(xxh3_64(stored))
+                })?,
             };
             indices.push(number_of(manifest.chunks.len()));
             manifest.chunks.push(Chunk {
@@ -394,10 +439,11 @@ impl Packer<'_> {
         if self.is_failed.load(Ordering::Relaxed) {
             return Err(RemoteError::Stopped);
         }
-        if self.content.len() == HEADER_LEN {
+        if self.pack.len == HEADER_LEN {
             return Ok(());
         }
-        let content = std::mem::replace(&mut self.content, pack_beginning());
+        let next = PackMemory::take(&self.pack.spare);
+        let content = Bytes::from_owner(std::mem::replace(&mut self.pack, next));
         // Fails only if all threads have panicked; then their panic is raised at the end of their scope.
         let _ = self.sender.send(Complete {
             number: self.count,
