@@ -10,6 +10,7 @@ use super::download;
 use super::image_object::RemoteImage;
 use super::upload::Uploads;
 use crate::store::format::codec::tests::noise;
+use crate::store::tests::old_formats;
 use crate::store::tests::support::{names, packs, read_stream, temporary_store, write_image};
 use crate::store::*;
 
@@ -262,6 +263,35 @@ fn garbage_of_the_remote_store_is_removed() {
     let id = offer(&scene.bucket, &image, &other, &lock).unwrap();
     assert!(read_stream(&other, id, "a") == noise(1, 1 << 20));
     assert!(read_stream(&other, id, "d") == noise(4, 1 << 20));
+}
+
+#[test]
+fn a_damaged_chunk_of_the_store_is_not_uploaded() {
+    let scene = Scene::new();
+    let id = write(&scene.store, &[("a", noise(1, 1 << 20))]);
+    // In the oldest format, chunks have no checks.
+    let oldest = scene.folder.path().join("oldest");
+    old_formats::copy(&old_formats::folder("1"), &oldest);
+    let oldest = Store::open(&oldest).unwrap();
+    for (store, id) in [(&scene.store, id), (&oldest, ImageId::FIRST)] {
+        let pack = store.packs_folder().join(&packs(store)[0]);
+        let good = fs::read(&pack).unwrap();
+        let mut bad = good.clone();
+        bad[1000] ^= 1;
+        fs::write(&pack, bad).unwrap();
+        let sent = ByteCounter::default();
+        let error = scene.begin(&[]).upload(store, id, &[], &sent).unwrap_err();
+        assert!(error.to_string().contains("damaged"), "{error}");
+        assert!(scene.objects("images").is_empty());
+        fs::write(&pack, good).unwrap();
+    }
+    let sent = ByteCounter::default();
+    let image = scene.begin(&[]).upload(&oldest, ImageId::FIRST, &[], &sent);
+    let other = create(&scene.folder.path().join("other"), None);
+    let lock = other.lock().unwrap();
+    let id = offer(&scene.bucket, &image.unwrap(), &other, &lock).unwrap();
+    let stream = read_stream(&oldest, ImageId::FIRST, "pages-1.img");
+    assert!(read_stream(&other, id, "pages-1.img") == stream);
 }
 
 #[test]
