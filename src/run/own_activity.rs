@@ -121,8 +121,9 @@ impl Job {
     /// Does work that stops the job's processes without a snapshot, as debuggers do. The CPU time that this costs the
     /// job is not its own.
     pub fn disturbed<T>(&self, work: impl FnOnce() -> T) -> T {
-        let used = self.cpu_time().unwrap_or_default();
-        self.own_activity.marks().cpu.begins(used);
+        if let Some(used) = self.cpu_time() {
+            self.own_activity.marks().cpu.begins(used);
+        }
         let result = work();
         self.continues();
         result

@@ -15,13 +15,12 @@ use crate::remote_run::lease_wait::{LeaseWait, Patience};
 use crate::remote_run::remote_retention::{candidates, plan_by_rules};
 use crate::remote_run::shared_state::{Holder, State};
 use crate::remote_run::state_log::{Entry, StateLog};
-use crate::store::maintain::retention::Condition;
 use crate::store::remote::bucket::Bucket;
 use crate::store::remote::unneeded_objects::Garbage;
 use crate::store::remote::{download, image_object, image_verification};
 use crate::store::{
-    ForgetError, ImageEntry, ImageId, ImageReport, Key, Manifest, Planned, Policy, RemoteError,
-    RemoteImage, Report, Secrets, Selection, Store, StoreLock, Verdict, checked_note, plan_named,
+    ImageEntry, ImageId, Key, Manifest, Planned, Policy, RemoteError, RemoteImage, Report, Secrets,
+    Selection, Store, StoreLock, checked_note, plan_named,
 };
 
 /// Time for one request with all its attempts: a part of 4 MiB within it needs 70 KiB/s.
@@ -158,8 +157,8 @@ impl RemoteImages {
         self.edit(|images| Ok(self.find_mut(images, id)?.pinned.take().is_some()))
     }
 
-    /// Removes images from the list, and returns the decision about each one. Pinned ones stay, and so does the newest
-    /// image of the run, unless it is named and damaged.
+    /// Removes images from the list, and returns the decision about each one. The newest image of the run and pinned
+    /// ones stay.
     pub(crate) fn forget(&self, removal: Removal<'_>) -> Result<Vec<Planned>, RemoteError> {
         self.edit(|images| {
             let planned = self.planned(images, removal)?;
@@ -182,41 +181,13 @@ impl RemoteImages {
     ) -> Result<Vec<Planned>, RemoteError> {
         match removal {
             Removal::Rules(policy) => Ok(plan_by_rules(images, policy)),
-            Removal::Named(ids) => self.planned_by_name(images, ids),
-        }
-    }
-
-    /// Plans to remove these images. One that the run needs is read first: only a damaged one may go.
-    fn planned_by_name(
-        &self,
-        images: &[RemoteImage],
-        ids: &[ImageId],
-    ) -> Result<Vec<Planned>, RemoteError> {
-        let mut candidates = candidates(images);
-        loop {
-            let source = match plan_named(&candidates, ids) {
-                Ok(planned) => return Ok(planned),
-                Err(source) => source,
-            };
-            if let ForgetError::Newest { image } | ForgetError::Current { image } = &source
-                && let Some(candidate) = candidates.iter_mut().find(|one| one.id == *image)
-                && self.is_damaged(self.find(images, *image)?)?
-            {
-                candidate.condition = Condition::Damaged;
-                continue;
+            Removal::Named(ids) => {
+                plan_named(&candidates(images), ids).map_err(|source| RemoteError::Forget {
+                    url: self.url().to_owned(),
+                    source,
+                })
             }
-            return Err(RemoteError::Forget {
-                url: self.url().to_owned(),
-                source,
-            });
         }
-    }
-
-    fn is_damaged(&self, image: &RemoteImage) -> Result<bool, RemoteError> {
-        let (one, secrets) = (std::slice::from_ref(image), self.secrets.as_ref());
-        let report = image_verification::verify(&self.bucket, one, secrets, &|_, _| ())?;
-        let mut verdicts = report.images.iter().map(ImageReport::verdict);
-        Ok(verdicts.any(|verdict| verdict == Verdict::Damaged))
     }
 
     /// Removes the objects that no image needs, while no supervisor holds the lease. If a lease was not released, waits

@@ -188,26 +188,6 @@ fn forgotten_images_leave_their_objects_to_the_holder() {
 }
 
 #[test]
-fn the_newest_image_can_be_forgotten_if_it_is_damaged() {
-    let scene = Scene::new().with_images(3);
-    let verbs = scene.verbs();
-    let forget = |number| verbs.forget(Removal::Named(&[id(number)])).map(drop);
-    let object = |number: usize| {
-        let name = &scene.lease.state().images[number].object;
-        scene.folder.path().join("bucket").join(name)
-    };
-    let error = forget(3).unwrap_err().to_string();
-    assert!(error.contains("newest"), "{error}");
-    fs::write(object(2), "no manifest").unwrap();
-    fs::remove_file(object(1)).unwrap();
-    forget(3).unwrap();
-    // The next one is damaged, too, and the last one is not.
-    forget(2).unwrap();
-    assert!(forget(1).is_err());
-    assert_eq!(numbers(&verbs.images().unwrap()), [1]);
-}
-
-#[test]
 fn prune_removes_what_no_image_needs() {
     let mut scene = Scene::new().with_images(2);
     let needed = scene.objects();

@@ -1,7 +1,8 @@
 //! Fetcher of single stored chunks: reads, checks, decrypts and decompresses a chunk, and compares it with its name.
 //!
-//! All data from packs pass through this module, and no data that differ from the name are returned. The check of the
-//! stored bytes detects changes that decompress to the same content, and keeps damaged bytes away from the decoder.
+//! All data from packs pass through this module. A reader gets no data that differ from the name; an upload gets the
+//! stored bytes, compared with their check. The check detects changes that decompress to the same content, and keeps
+//! damaged bytes away from the decoder.
 
 use xxhash_rust::xxh3::xxh3_64;
 

@@ -6,7 +6,7 @@
 //!          ─▶ image object, with the places of all chunks
 //! ```
 //! A chunk goes as it is stored, without being decompressed: that takes the job's processors. Its content is checked by
-//! whoever reads it. Memory: six packs, about 200 MiB.
+//! whoever reads it. Memory: seven packs, about 230 MiB.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};

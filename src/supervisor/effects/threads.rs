@@ -150,9 +150,10 @@ impl Effects {
         let (context, inbox) = (Arc::clone(&self.context), self.inbox.clone());
         let work = move || {
             let why = suspect.finding.to_string();
-            let write = || job.disturbed(|| stack_report::write(&context, &job, &why));
+            let write = || stack_report::write(&context, &job, &why);
             let panicked = || Err(io::Error::other("a bug in ckpt-run, please report it"));
-            let log = catch_unwind(AssertUnwindSafe(write)).unwrap_or_else(|_| panicked());
+            let log = job.disturbed(|| catch_unwind(AssertUnwindSafe(write)));
+            let log = log.unwrap_or_else(|_| panicked());
             if let Err(error) = &log {
                 tracing::warn!("cannot write the report on the hung job: {}", chain(error));
             }
