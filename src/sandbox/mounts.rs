@@ -79,7 +79,7 @@ pub fn own_mount(sandbox: i32) -> io::Result<Option<PathBuf>> {
     Ok(own.map(|(path, ..)| path))
 }
 
-/// What tells a mount from others: path, file system, folder of it, and whether it is read-only.
+/// Path, file system and folder of a mount, and whether it is read-only: together they identify it.
 type Identity = (PathBuf, String, PathBuf, bool);
 
 /// Returns a mount that both of two looks find. The sandbox's mounts follow the machine's, and the two tables cannot be

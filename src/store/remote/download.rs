@@ -1,5 +1,5 @@
 //! Download of an image: its parts are fetched by their readers or by several threads, every chunk is compared with the
-//! check that the upload noted, and they are written to the local store. Who reads a chunk checks its content.
+//! check that the upload noted, and they are written to the local store. The reader of a chunk checks its content.
 
 use std::fs::File;
 use std::io;

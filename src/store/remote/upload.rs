@@ -5,8 +5,8 @@
 //! manifest ─▶ new chunks, in the order of their use ─▶ read, checked ─▶ packs of 32 MiB ─▶ 4 uploads at a time
 //!          ─▶ image object, with the places of all chunks
 //! ```
-//! A chunk goes as it is stored, without being decompressed: that takes the job's processors. Its content is checked by
-//! whoever reads it. Memory: seven packs, about 230 MiB.
+//! A chunk is sent as it is stored: to decompress it would take the job's processor time. The reader of a chunk checks its
+//! content. Memory: seven packs, about 230 MiB.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -315,7 +315,7 @@ type Spare = Arc<Mutex<Vec<Vec<u8>>>>;
 
 /// Memory of a pack. It is used again: fresh memory from the kernel costs as much as the copy into it.
 struct PackMemory {
-    /// Beyond `len` there is anything.
+    /// The bytes beyond `len` have no meaning.
     bytes: Vec<u8>,
     len: usize,
     spare: Spare,
