@@ -12,6 +12,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use crate::store::error::{ReadError, WriteError};
 use crate::store::format::chunk::CHUNK_BYTES;
@@ -147,7 +148,7 @@ fn copy(
         done += companion.len;
         progress(done, total);
     }
-    Ok(writer.commit(&manifest.meta)?)
+    Ok(Arc::unwrap_or_clone(writer.commit(&manifest.meta)?))
 }
 
 /// Adds the file as a stream.

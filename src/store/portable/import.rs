@@ -2,6 +2,7 @@
 //! its name only after the correct end of the file.
 
 use std::io::{Chain, Cursor, Read};
+use std::sync::Arc;
 
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -136,7 +137,7 @@ impl<R: Read> PortableReader<R> {
             store,
         };
         importer.streams(&self.manifest, &writer, progress)?;
-        Ok(writer.commit(&self.manifest.meta)?)
+        Ok(Arc::unwrap_or_clone(writer.commit(&self.manifest.meta)?))
     }
 }
 

@@ -82,9 +82,9 @@ impl Store {
     }
 
     /// Keeps the manifest of an image that was just written under the store's lock.
-    pub(crate) fn cache_manifest(&self, manifest: &Manifest) {
+    pub(crate) fn cache_manifest(&self, manifest: &Arc<Manifest>) {
         if let Some(version) = version(&self.manifest_file(manifest.id)) {
-            self.manifests.keep(version, Arc::new(manifest.clone()));
+            self.manifests.keep(version, Arc::clone(manifest));
         }
     }
 }
@@ -97,11 +97,8 @@ mod tests {
 
     fn write(store: &Store) -> Manifest {
         let lock = store.lock().unwrap();
-        store
-            .begin(&lock, OPTIONS)
-            .unwrap()
-            .commit(b"original")
-            .unwrap()
+        let writer = store.begin(&lock, OPTIONS).unwrap();
+        Arc::unwrap_or_clone(writer.commit(b"original").unwrap())
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{self, Command, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
 pub(crate) use crate::store::format::codec::tests::noise;
@@ -35,7 +36,7 @@ pub(crate) fn write_image(store: &Store, lock: &StoreLock, streams: &[(&str, &[u
         stream.copy_from(&mut &bytes[..]).unwrap();
         assert_eq!(stream.finish().unwrap(), bytes.len() as u64);
     }
-    writer.commit(b"meta").unwrap()
+    Arc::unwrap_or_clone(writer.commit(b"meta").unwrap())
 }
 
 /// Returns the place of a stream's first chunk: workers may store chunks in any order.

@@ -8,7 +8,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use hashbrown::HashTable;
 
@@ -27,6 +27,9 @@ const IMAGES_MAX: usize = 2;
 /// Maximum number of manifests to read in search of these images; manifests of other formats are not usable.
 const TRIES_MAX: usize = 4;
 
+/// Index that is read at its first use.
+pub(crate) type LazyIndex = LazyLock<DedupIndex, Box<dyn FnOnce() -> DedupIndex + Send>>;
+
 /// Positions of the chunks of existing images.
 #[derive(Debug, Default)]
 pub(crate) struct DedupIndex {
@@ -40,12 +43,20 @@ pub(crate) struct DedupIndex {
 }
 
 impl DedupIndex {
-    /// Reads the manifests of the newest images and of the damaged ones. Manifests that are unreadable or of another
-    /// format are skipped.
-    pub(crate) fn load(store: &Store) -> Result<Self, ReadError> {
-        let mut index = Self::default();
+    /// Returns the index of a store, which is read at its first use: a large one takes some tenths of a second.
+    pub(crate) fn of(store: &Store) -> Result<Arc<LazyIndex>, ReadError> {
         let ids = store.ids()?;
         store.manifests.retain(&ids);
+        let store = store.clone();
+        Ok(Arc::new(LazyLock::new(Box::new(move || {
+            Self::load(&store, ids)
+        }))))
+    }
+
+    /// Reads the manifests of the newest images and of the damaged ones. Manifests that are unreadable or of another
+    /// format are skipped.
+    fn load(store: &Store, ids: Vec<ImageId>) -> Self {
+        let mut index = Self::default();
         let newest_first = ids.into_iter().rev();
         let (damaged, good): (Vec<_>, Vec<_>) =
             newest_first.partition(|id| store.damage_mark(*id).is_some());
@@ -56,7 +67,7 @@ impl DedupIndex {
         for manifest in newest_usable(store, &good) {
             index.add(store, &manifest);
         }
-        Ok(index)
+        index
     }
 
     /// Returns the known chunk with this hash and length.
@@ -68,6 +79,11 @@ impl DedupIndex {
         let same = |position: &u32| hash_of(&self.chunks[*position as usize]) == Some(*hash);
         let position = self.by_hash.find(key_of(hash), same)?;
         Some(self.chunks[*position as usize])
+    }
+
+    /// Returns the number of known chunks.
+    pub(crate) fn len(&self) -> usize {
+        self.chunks.len()
     }
 
     /// Returns the packs to which known chunks refer by position.

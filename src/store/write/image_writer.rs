@@ -6,7 +6,7 @@
 //! Streams only fill buffers; workers process them after the freeze. `commit` makes the packs durable before the
 //! manifest gets its name, so every visible image is whole. A writer that is dropped before that removes its packs.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -100,7 +100,13 @@ impl Store {
         self.check_place()?;
         self.upgrade()?;
         let image = next_image(self, newest)?;
-        let index = DedupIndex::load(self)?;
+        let index = DedupIndex::of(self)?;
+        let ahead = Arc::clone(&index);
+        let reader = std::thread::Builder::new().name("index".to_owned());
+        // Without a thread, the first chunk's worker reads it.
+        let _ = reader.spawn(move || {
+            LazyLock::force(&ahead);
+        });
         let shared = Arc::new(Shared {
             store: self.clone(),
             work_queue: Arc::new(WorkQueue::new(options.buffer)),
@@ -261,13 +267,13 @@ impl ImageWriter {
     ///
     /// # Errors
     /// A stream is not finished, or writing failed. Then the image does not exist, and its data are removed.
-    pub fn commit(mut self, meta: &[u8]) -> Result<Manifest, WriteError> {
+    pub fn commit(mut self, meta: &[u8]) -> Result<Arc<Manifest>, WriteError> {
         if meta.len() > META_BYTES_MAX {
             return Err(WriteError::MetaTooLarge { len: meta.len() });
         }
         self.settle()?;
         let packs = std::mem::take(&mut self.packs);
-        let manifest = self.manifest(&packs, meta)?;
+        let manifest = Arc::new(self.manifest(&packs, meta)?);
         self.publish(&manifest)?;
         self.store.cache_manifest(&manifest);
         tracing::debug!(

@@ -4,12 +4,12 @@
 //! no input or output.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use hashbrown::HashTable;
 
 use super::chunker::Known;
-use super::dedup_index::DedupIndex;
+use super::dedup_index::{DedupIndex, LazyIndex};
 use crate::store::error::WriteError;
 use crate::store::format::chunk::{Hash, key_of};
 use crate::store::format::codec::Codec;
@@ -61,7 +61,6 @@ enum Entry {
 
 #[derive(Debug, Default)]
 struct State {
-    index: DedupIndex,
     streams: Vec<Draft>,
     names: HashSet<String>,
     chunks: Vec<(u32, Entry)>,
@@ -73,6 +72,8 @@ struct State {
 /// State shared by the streams and the workers of an image.
 #[derive(Debug)]
 pub(crate) struct ManifestBuilder {
+    /// Read before the state is locked: streams, which the frozen job waits for, lock it too.
+    index: Arc<LazyIndex>,
     state: Mutex<State>,
 }
 
@@ -85,14 +86,15 @@ pub(crate) struct Assembled {
 }
 
 impl ManifestBuilder {
-    pub(crate) fn new(index: DedupIndex) -> Self {
-        let state = State {
-            index,
-            ..State::default()
-        };
+    pub(crate) fn new(index: Arc<LazyIndex>) -> Self {
         Self {
-            state: Mutex::new(state),
+            index,
+            state: Mutex::default(),
         }
+    }
+
+    fn index(&self) -> &DedupIndex {
+        &self.index
     }
 
     /// Adds a stream and returns its position.
@@ -143,10 +145,11 @@ impl ManifestBuilder {
         raw_len: u32,
         hash: Hash,
     ) -> Result<Claim, WriteError> {
+        let index = self.index();
         let mut state = locked(&self.state);
         let (chunk, claim) = match state.find(&hash) {
             Some(chunk) => (chunk, Claim::Known),
-            None => state.claim(raw_len, hash)?,
+            None => state.claim(index, raw_len, hash)?,
         };
         state.set(stream, position, chunk);
         Ok(claim)
@@ -159,13 +162,14 @@ impl ManifestBuilder {
         first: u32,
         chunks: &[Known],
     ) -> Result<(), WriteError> {
+        let index = self.index();
         let mut state = locked(&self.state);
         for (position, known) in (first..).zip(chunks) {
             let chunk = match known.hash {
                 None => state.zero(known.len)?,
                 Some(hash) => match state.find(&hash) {
                     Some(chunk) => chunk,
-                    None => state.claim(known.len, hash)?.0,
+                    None => state.claim(index, known.len, hash)?.0,
                 },
             };
             state.set(stream, position, chunk);
@@ -175,11 +179,12 @@ impl ManifestBuilder {
 
     /// Returns for each of these chunks whether it is stored already.
     pub(crate) fn known<'a>(&self, chunks: impl Iterator<Item = &'a Chunk>) -> Vec<bool> {
+        let index = self.index();
         let state = locked(&self.state);
         let is_known = |chunk: &Chunk| match chunk.content {
             Content::Zero => true,
             Content::Stored(Stored { hash, .. }) => {
-                state.find(&hash).is_some() || state.index.get(&hash, chunk.raw_len).is_some()
+                state.find(&hash).is_some() || index.get(&hash, chunk.raw_len).is_some()
             }
         };
         chunks.map(is_known).collect()
@@ -212,11 +217,12 @@ impl ManifestBuilder {
     /// Assembles the streams. All must be finished, all workers must have ended, and `written` must list their packs.
     /// The builder is empty afterwards.
     pub(crate) fn assemble(&self, written: &[Pack]) -> Result<Assembled, WriteError> {
+        let old = self.index().packs();
         let state = std::mem::take(&mut *locked(&self.state));
         let mut packs = PackTable::default();
         let mut chunks = Vec::with_capacity(state.chunks.len());
         for (raw_len, entry) in state.chunks {
-            let content = packs.content(entry, state.index.packs(), written);
+            let content = packs.content(entry, old, written);
             let content = content.ok_or(WriteError::WorkerPanicked)?;
             chunks.push(Chunk { raw_len, content });
         }
@@ -255,8 +261,13 @@ impl State {
         Ok(chunk)
     }
 
-    fn claim(&mut self, raw_len: u32, hash: Hash) -> Result<(u32, Claim), WriteError> {
-        let old = self.index.get(&hash, raw_len).map(|chunk| chunk.content);
+    fn claim(
+        &mut self,
+        index: &DedupIndex,
+        raw_len: u32,
+        hash: Hash,
+    ) -> Result<(u32, Claim), WriteError> {
+        let old = index.get(&hash, raw_len).map(|chunk| chunk.content);
         let (chunk, claim) = if let Some(Content::Stored(stored)) = old {
             (self.add(raw_len, Entry::Old(stored))?, Claim::Known)
         } else {
@@ -266,6 +277,11 @@ impl State {
         let Self {
             by_hash, chunks, ..
         } = self;
+        if by_hash.is_empty() {
+            // The image probably resembles the earlier ones.
+            by_hash.reserve(index.len(), |_| 0);
+            chunks.reserve(index.len());
+        }
         by_hash.insert_unique(key_of(&hash), chunk, |other| {
             chunks[*other as usize]
                 .1

@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use ckpt_run::store::{ImageId, Manifest, Store, StoreLock, WriteOptions};
 use serde_json::Value;
@@ -38,7 +39,7 @@ fn write(store: &Store, lock: &StoreLock, streams: &[(&str, &[u8])]) -> Manifest
         stream.write_all(bytes).unwrap();
         stream.finish().unwrap();
     }
-    writer.commit(b"{}").unwrap()
+    Arc::unwrap_or_clone(writer.commit(b"{}").unwrap())
 }
 
 /// Creates a store of three images in `.ckpt-run`; the second shares chunks with the first.

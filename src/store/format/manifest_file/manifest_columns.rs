@@ -6,6 +6,7 @@
 use prost::Message;
 
 use super::ManifestError;
+use crate::store::format::chunk::Hash;
 use crate::store::format::codec::Codec;
 use crate::store::format::image_id::ImageId;
 use crate::store::format::manifest::{Chunk, Content, Manifest, Stored, Stream};
@@ -94,7 +95,19 @@ pub(crate) fn packs_of(message: &SummaryMessage) -> Option<Vec<Pack>> {
 }
 
 pub(crate) fn body_message(manifest: &Manifest) -> Result<BodyMessage, ManifestError> {
-    let mut body = BodyMessage::default();
+    let references = manifest.streams.iter().map(|stream| stream.chunks.len());
+    let chunks = manifest.chunks.len();
+    let mut body = BodyMessage {
+        stream_chunks: Vec::with_capacity(references.sum()),
+        chunk_lens: Vec::with_capacity(chunks),
+        chunk_kinds: Vec::with_capacity(chunks),
+        hashes: Vec::with_capacity(chunks * size_of::<Hash>()),
+        packs: Vec::with_capacity(chunks),
+        offsets: Vec::with_capacity(chunks),
+        lens: Vec::with_capacity(chunks),
+        checks: Vec::with_capacity(chunks),
+        ..BodyMessage::default()
+    };
     for stream in &manifest.streams {
         let count = u32::try_from(stream.chunks.len()).map_err(|_| ManifestError::TooLarge)?;
         body.stream_names.push(stream.name.clone());
