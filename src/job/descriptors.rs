@@ -1,16 +1,21 @@
 //! Open descriptors of the job's processes, listed once for all readers. A job may have thousands of them, and is
 //! frozen while they are listed.
 
-use std::fs::{self, Metadata};
+use std::ffi::{CStr, OsString};
+use std::fs::{self, File, Metadata};
 use std::io;
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use procfs::ProcError;
+use rustix::io::Errno;
 
 use super::tree::{self, Process, TreeError};
 use crate::sync::in_parts;
+
+/// Initial room for a link's target, sufficient for most paths.
+const TARGET_BYTES: usize = 256;
 
 /// The open descriptors of a process.
 #[derive(Debug)]
@@ -91,34 +96,41 @@ impl Descriptors {
 
 /// Lists the descriptors of a process (a host pid).
 pub(super) fn list(pid: i32) -> Result<Vec<Descriptor>, ProcError> {
-    let mut links = Vec::new();
-    let entries = match fs::read_dir(format!("/proc/{pid}/fd")) {
+    let folder = PathBuf::from(format!("/proc/{pid}/fd"));
+    let opened = match File::open(&folder) {
         // Without privileges the kernel does not say that a zombie has none.
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied && tree::is_zombie(pid) => {
             return Ok(Vec::new());
         }
-        entries => entries?,
+        opened => opened?,
     };
-    for entry in entries {
+    let number = |name: &CStr| name.to_str().ok()?.parse::<i32>().ok();
+    let mut numbers = Vec::new();
+    for entry in rustix::fs::Dir::read_from(&opened).map_err(io::Error::from)? {
         match entry {
-            Ok(entry) => links.push(entry.path()),
+            // Not the names of the folder and of its parent.
+            Ok(entry) => numbers.extend(number(entry.file_name())),
             // A zombie has no descriptors.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => break,
-            Err(error) => return Err(error.into()),
+            Err(Errno::NOENT) => break,
+            Err(error) => return Err(io::Error::from(error).into()),
         }
     }
-    let read = |part: &[PathBuf]| part.iter().filter_map(Descriptor::at).collect::<Vec<_>>();
-    Ok(in_parts(&links, read).into_iter().flatten().collect())
+    let at = |number: &i32| Descriptor::at(&opened, &folder, *number);
+    let read = |part: &[i32]| part.iter().filter_map(at).collect::<Vec<_>>();
+    Ok(in_parts(&numbers, read).into_iter().flatten().collect())
 }
 
 impl Descriptor {
-    /// Reads the target of a link in `/proc/PID/fd`. Returns `None` for a descriptor that was closed since the listing.
-    fn at(link: &PathBuf) -> Option<Self> {
-        let number = link.file_name()?.to_str()?.parse().ok()?;
+    /// Reads the target of a link in the folder `/proc/PID/fd`, which is `opened`: a path would be walked for each link.
+    /// Returns `None` for a descriptor that was closed since the listing.
+    fn at(opened: &File, folder: &Path, number: i32) -> Option<Self> {
+        let name = number.to_string();
+        let target =
+            rustix::fs::readlinkat(opened, &name, Vec::with_capacity(TARGET_BYTES)).ok()?;
         Some(Self {
             number,
-            link: link.clone(),
-            target: fs::read_link(link).ok()?,
+            link: folder.join(name),
+            target: OsString::from_vec(target.into_bytes()).into(),
             metadata: OnceLock::new(),
             info: OnceLock::new(),
         })
