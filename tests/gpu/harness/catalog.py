@@ -130,6 +130,7 @@ ONE_GPU = (
         f"../heap 512 STEPS PACE {RESULT}",
         (),
         program="tests/gpu/jobs/heap.cu",
+        steps=400,
         more=(("MALLOC_ARENA_MAX", "1"),),
     ),
     Job(

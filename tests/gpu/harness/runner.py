@@ -95,6 +95,8 @@ class Runner:
             *(options.cpus, options.memory),
         )
         self.deadline = time.monotonic() + options.minutes * 60 - END_SECONDS
+        if options.work is not None:
+            options.work.mkdir(parents=True, exist_ok=True)
         self.work = pathlib.Path(tempfile.mkdtemp(prefix="gpu-jobs.", dir=options.work)).resolve()
         self.output, self.called_off = threading.Lock(), threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM):

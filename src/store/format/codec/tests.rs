@@ -62,6 +62,12 @@ fn stored(raw: &[u8]) -> (Codec, usize) {
     (codec, stored.len())
 }
 
+/// Numbers of four bytes below 256: their zeros are matches for zstd.
+fn small_numbers(len: usize) -> Vec<u8> {
+    let numbers = noise(3, len / 4).into_iter().map(u32::from);
+    numbers.flat_map(u32::to_le_bytes).collect()
+}
+
 #[test]
 fn each_kind_of_bytes_gets_the_form_that_suits_it() {
     for len in [16 * 1024, 100 * 1024, CHUNK_BYTES] {
@@ -71,6 +77,8 @@ fn each_kind_of_bytes_gets_the_form_that_suits_it() {
             (float32(len), Codec::Planes, 86),
             (bfloat16(len), Codec::Planes, 70),
             (float64(len), Codec::Planes, 90),
+            (small_numbers(len), Codec::Planes, 27),
+            (float32(4096).repeat(len / 4096), Codec::Zstd, 27),
         ] {
             let (chosen, stored) = stored(&raw);
             assert_eq!(chosen, codec, "{percent} {len}");
