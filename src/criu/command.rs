@@ -129,10 +129,6 @@ pub fn dump_arguments(options: &DumpOptions<'_>) -> Vec<OsString> {
             OsStr::new("--timeout"),
             OsStr::new(CRIU_TIMEOUT_SECONDS),
             OsStr::new("--link-remap"),
-            // The size and the time of mapped files are compared by the supervisor. For a build ID, CRIU opens and maps
-            // every file, 10 µs for each.
-            OsStr::new("--file-validation"),
-            OsStr::new("filesize"),
             OsStr::new("--ghost-limit"),
             OsStr::new(GHOST_BYTES_MAX),
             OsStr::new("--action-script"),
