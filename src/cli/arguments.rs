@@ -218,4 +218,18 @@ mod tests {
         assert_eq!(line.run.command, ["job", "--store", "x"]);
         assert_eq!(line.global.store, None);
     }
+
+    #[test]
+    fn flags_of_all_verbs_can_be_repeated() {
+        let parsed = |line: &str| CommandLine::try_parse_from(line.split(' '));
+        for line in [
+            "ckpt-run -vv -- job",
+            "ckpt-run -v list -v",
+            "ckpt-run --verbose list -v",
+        ] {
+            assert!(parsed(line).unwrap().global.verbose, "{line}");
+        }
+        assert!(parsed("ckpt-run -q --json list --json -q").is_ok());
+        assert!(parsed("ckpt-run -q -v list").is_err());
+    }
 }

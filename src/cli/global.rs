@@ -25,13 +25,19 @@ pub(super) struct Global {
     #[arg(long, global = true, value_name = "PATH")]
     pub(super) criu: Option<String>,
     /// Print data as JSON
-    #[arg(long, global = true)]
+    #[arg(long, global = true, overrides_with = "json")]
     pub(super) json: bool,
     /// Print only warnings and errors
-    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    #[arg(
+        short,
+        long,
+        global = true,
+        conflicts_with = "verbose",
+        overrides_with = "quiet"
+    )]
     pub(super) quiet: bool,
     /// Print more details
-    #[arg(short, long, global = true)]
+    #[arg(short, long, global = true, overrides_with = "verbose")]
     pub(super) verbose: bool,
 }
 

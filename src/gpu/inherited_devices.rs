@@ -4,9 +4,10 @@
 //! uses, so three checks make sure of this:
 //!
 //! - Before the suspend: no program unknown to the driver has such files.
-//! - After the suspend, which takes all device files from the processes that use CUDA or NVML (measured with driver
-//!   580.159.04): the driver knows none of the holders, and each of them was forked and has not executed a program
-//!   since. A process that has executed one may be entering `cuInit`, and opens the files before the driver knows it.
+//! - Before the freeze, or after the suspend if there is one, which takes all device files from the processes that use
+//!   CUDA or NVML (measured with driver 580.159.04): the driver knows none of the holders, and each of them was forked
+//!   and has not executed a program since. A process that has executed one may be entering `cuInit`, and opens the
+//!   files before the driver knows it.
 //! - While the tasks are frozen: the holders and their numbers of files are unchanged. The driver is not queried again,
 //!   because it answers a query about a stopped CUDA process only after that process continues (580.159.04).
 
@@ -41,7 +42,7 @@ pub(crate) struct InheritedDevices {
 }
 
 impl InheritedDevices {
-    /// Finds the files, after the suspend.
+    /// Finds the files, after the suspend if there is one.
     pub fn of(context: &RunContext, root: i32) -> Result<Self, GpuError> {
         let majors = job::majors(DRIVER);
         if majors.is_empty() {

@@ -4,6 +4,7 @@
 use std::ffi::{CStr, OsString};
 use std::fs::{self, File, Metadata};
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -104,26 +105,28 @@ pub(super) fn list(pid: i32) -> Result<Vec<Descriptor>, ProcError> {
         }
         opened => opened?,
     };
+    let mut entries = rustix::fs::Dir::new(opened).map_err(io::Error::from)?;
     let number = |name: &CStr| name.to_str().ok()?.parse::<i32>().ok();
     let mut numbers = Vec::new();
-    for entry in rustix::fs::Dir::read_from(&opened).map_err(io::Error::from)? {
+    for entry in &mut entries {
         match entry {
-            // Not the names of the folder and of its parent.
+            // `.` and `..` are no numbers.
             Ok(entry) => numbers.extend(number(entry.file_name())),
             // A zombie has no descriptors.
             Err(Errno::NOENT) => break,
             Err(error) => return Err(io::Error::from(error).into()),
         }
     }
-    let at = |number: &i32| Descriptor::at(&opened, &folder, *number);
+    let opened = entries.fd().map_err(io::Error::from)?;
+    let at = |number: &i32| Descriptor::at(opened, &folder, *number);
     let read = |part: &[i32]| part.iter().filter_map(at).collect::<Vec<_>>();
     Ok(in_parts(&numbers, read).into_iter().flatten().collect())
 }
 
 impl Descriptor {
-    /// Reads the target of a link in the folder `/proc/PID/fd`, which is `opened`: a path would be walked for each link.
-    /// Returns `None` for a descriptor that was closed since the listing.
-    fn at(opened: &File, folder: &Path, number: i32) -> Option<Self> {
+    /// Reads the target of a link in `folder`, which is `/proc/PID/fd` and `opened`: with a path, the kernel would look up
+    /// every folder on it again for each link. Returns `None` for a descriptor that was closed since the listing.
+    fn at(opened: BorrowedFd<'_>, folder: &Path, number: i32) -> Option<Self> {
         let name = number.to_string();
         let target =
             rustix::fs::readlinkat(opened, &name, Vec::with_capacity(TARGET_BYTES)).ok()?;

@@ -68,11 +68,12 @@ impl<'a> Frozen<'a> {
         let turn = turn(root);
         let criu_dump = CriuDump::start(subject, root, writer.id(), &inherited_devices::majors())
             .map_err(NotFrozen::Failed)?;
-        let inherited = || InheritedDevices::of(subject.context, root);
+        writer.await_index();
+        let find_inherited = || InheritedDevices::of(subject.context, root);
         // Where nothing is suspended, the job need not wait for this list.
         let ahead = match gpu {
             Some(_) => None,
-            None => Some(inherited().map_err(|error| NotFrozen::Failed(error.into()))?),
+            None => Some(find_inherited().map_err(|error| NotFrozen::Failed(error.into()))?),
         };
         watch.lap("admit");
         subject.context.ongoing.step(Step::Suspend);
@@ -92,7 +93,7 @@ impl<'a> Frozen<'a> {
                 .map_err(|error| NotFrozen::Failed(error.into()))?
                 .unzip(),
         };
-        let inherited = match ahead.map_or_else(inherited, Ok) {
+        let inherited = match ahead.map_or_else(find_inherited, Ok) {
             Ok(inherited) => inherited,
             Err(error) => {
                 // Resumed explicitly, not by a drop, to get the error: the job may be lost.

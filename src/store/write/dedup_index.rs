@@ -44,7 +44,7 @@ pub(crate) struct DedupIndex {
 
 impl DedupIndex {
     /// Returns the index of a store, which is read at its first use: a large one takes some tenths of a second.
-    pub(crate) fn of(store: &Store) -> Result<Arc<LazyIndex>, ReadError> {
+    pub(crate) fn lazy(store: &Store) -> Result<Arc<LazyIndex>, ReadError> {
         let ids = store.ids()?;
         store.manifests.retain(&ids);
         let store = store.clone();

@@ -66,8 +66,8 @@ enum Outcome {
 }
 
 impl Store {
-    /// Begins the next image. Reads the manifests of the newest images for deduplication, so it should be called before
-    /// the freeze.
+    /// Begins the next image. A thread begins to read the manifests of the newest images for deduplication; see
+    /// [`ImageWriter::await_index`].
     ///
     /// # Errors
     /// [`WriteError::Busy`] while another image is written under this lock.
@@ -100,7 +100,7 @@ impl Store {
         self.check_place()?;
         self.upgrade()?;
         let image = next_image(self, newest)?;
-        let index = DedupIndex::of(self)?;
+        let index = DedupIndex::lazy(self)?;
         let ahead = Arc::clone(&index);
         let reader = std::thread::Builder::new().name("index".to_owned());
         // Without a thread, the first chunk's worker reads it.
@@ -172,6 +172,11 @@ impl ImageWriter {
     /// on two cores, so it should be called before the freeze. If memory is short, less is reserved.
     pub fn reserve(&self, bytes: u64) {
         self.shared.work_queue.reserve(bytes);
+    }
+
+    /// Waits until the manifests of the newest images are read; otherwise the first chunk, or a frozen job, waits for it.
+    pub fn await_index(&self) {
+        self.shared.builder.await_index();
     }
 
     /// Opens a stream. Any number of streams may be open at once, each in its own thread.

@@ -1,10 +1,10 @@
 //! Builder of a manifest from the chunks of each stream.
 //!
-//! Streams and workers add their results; the sum becomes a [`Manifest`]. The builder holds no data of chunks and does
-//! no input or output.
+//! Streams and workers add their results; the sum becomes a [`Manifest`]. The builder holds no data of chunks; the
+//! first use of the index may read files.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 
 use hashbrown::HashTable;
 
@@ -91,6 +91,10 @@ impl ManifestBuilder {
             index,
             state: Mutex::default(),
         }
+    }
+
+    pub(crate) fn await_index(&self) {
+        LazyLock::force(&self.index);
     }
 
     fn index(&self) -> &DedupIndex {
@@ -278,9 +282,9 @@ impl State {
             by_hash, chunks, ..
         } = self;
         if by_hash.is_empty() {
-            // The image probably resembles the earlier ones.
-            by_hash.reserve(index.len(), |_| 0);
-            chunks.reserve(index.len());
+            // The image probably resembles the earlier ones. Without the memory, the lists grow as they are filled.
+            let _ = by_hash.try_reserve(index.len(), |_| 0);
+            let _ = chunks.try_reserve(index.len());
         }
         by_hash.insert_unique(key_of(&hash), chunk, |other| {
             chunks[*other as usize]
