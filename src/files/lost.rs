@@ -35,6 +35,8 @@ pub enum Why {
     NotYetJobs,
     /// The job and another program have both changed the file.
     OthersToo,
+    /// Another program has replaced or removed the file, and the job has it open or mapped.
+    Replaced,
     /// The file was changed by an unknown program.
     Unknown,
     /// The file belonged to another user at the snapshot.
@@ -54,6 +56,9 @@ impl fmt::Display for Why {
                 "the job first changed it after the snapshot; files.include keeps such files from the start",
             ),
             Self::OthersToo => f.write_str("changed since by the job and by another program"),
+            Self::Replaced => {
+                f.write_str("replaced or removed by another program, and the job has it open")
+            }
             Self::Unknown => f.write_str(
                 "changed since by an unknown program; list it in files.include if the job writes it",
             ),

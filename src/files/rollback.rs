@@ -41,6 +41,8 @@ pub struct Place<'a> {
     pub folder: &'a Path,
     /// Paths that belong to ckpt-run: the store, and the files that receive its output.
     pub ours: &'a [PathBuf],
+    /// Files that the image's processes have open or mapped.
+    pub open: &'a BTreeSet<&'a Path>,
     /// Files held in the store.
     pub held: &'a Held,
     /// `files.include`.
@@ -198,8 +200,14 @@ impl Rollback {
             let may_be_job =
                 comparison.may_miss(path, changed_ns) || then.writer == Writer::Unknown;
             match &now {
-                // Another program has changed the file. An uninterrupted job would see that change, too.
-                _ if !may_be_job => {}
+                // Another program has changed the file. An uninterrupted job would see that change, too, unless it has
+                // open what had this name before.
+                _ if !may_be_job => {
+                    let is_same = now.is_some_and(|now| then.is_same_file(&now));
+                    if !is_same && comparison.place.open.contains(path) {
+                        self.lose(path, Why::Replaced);
+                    }
+                }
                 Some(_) if is_there => {}
                 Some(_) => self.lose(path, Why::Unknown),
                 // The creation overwrites nothing.

@@ -1,7 +1,7 @@
 //! Tests of rollbacks in a real folder without CRIU. The tests write the record themselves.
 
 use std::cell::Cell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, symlink};
@@ -96,9 +96,11 @@ impl Scene {
 
     fn plan(&self, on_lost: OnLost) -> Result<Rollback, RollbackError> {
         let record = Record::open(&self.record()).unwrap();
+        let open = self.path("open");
         let place = Place {
             folder: &self.path(""),
             ours: &[],
+            open: &BTreeSet::from([open.as_path()]),
             held: &Held::of(&self.folder.path().join("store")),
             included: &Patterns::default(),
             excluded: &Patterns::default(),
@@ -259,18 +261,33 @@ fn a_rollback_stopped_at_any_step_is_completed_by_the_next() {
 
 #[test]
 fn changes_by_others_stay_and_changes_by_both_are_refused() {
-    let mut scene = Scene::new(&[("notes", "theirs"), ("shared", "of both")]);
+    let mut scene = Scene::new(&[("notes", "theirs"), ("shared", "of both"), ("open", "read")]);
     scene.snapshot();
     fs::write(scene.path("notes"), "edited").unwrap();
     fs::write(scene.path("shared"), "changed").unwrap();
+    let folder = scene.path("");
     let other = |name| Line::Other {
-        path: scene.path(name),
+        path: folder.join(name),
         created: false,
     };
     append(&scene.record(), &[other("notes")]).unwrap();
     scene.changed(&[]);
     let plan = scene.plan(OnLost::Refuse).unwrap();
     assert_eq!(plan.paths().next(), None, "nothing is the job's");
+
+    // The new file is that of another program.
+    let replace = |scene: &mut Scene, name| {
+        fs::write(scene.path("new"), "edited, too").unwrap();
+        fs::rename(scene.path("new"), scene.path(name)).unwrap();
+        append(&scene.record(), &[other(name)]).unwrap();
+        scene.changed(&[]);
+    };
+    replace(&mut scene, "notes");
+    assert_eq!(scene.plan(OnLost::Refuse).unwrap().paths().next(), None);
+    replace(&mut scene, "open");
+    let (path, why) = (scene.path("open"), Why::Replaced);
+    assert_eq!(scene.lost(), [Lost { path, why }]);
+    scene.set.files.remove(&scene.path("open"));
 
     append(&scene.record(), &[other("shared")]).unwrap();
     scene.changed(&[("shared", JobChange::Changed)]);

@@ -99,8 +99,13 @@ fn rest_of_files(context: &RunContext, id: ImageId, open: &[OpenFile]) -> Vec<Co
 }
 
 impl Kept {
-    /// Reads the list and makes the plan. Returns `None` for an image without a list. Changes nothing.
-    pub fn plan(context: &RunContext, image: &ImageReader) -> Result<Option<Self>, RestoreError> {
+    /// Reads the list and makes the plan; `open` are the image's open files. Returns `None` for an image without a list.
+    /// Changes nothing.
+    pub fn plan(
+        context: &RunContext,
+        image: &ImageReader,
+        open: &[OpenFile],
+    ) -> Result<Option<Self>, RestoreError> {
         if !image.contains(KEPT_LIST) {
             return Ok(None);
         }
@@ -117,7 +122,8 @@ impl Kept {
         }
         let id = image.manifest().id;
         let has_come = has_come(context, id);
-        let rollback = context.files.plan(id.number(), &set, has_come)?;
+        let open = open.iter().map(|file| file.path.as_path()).collect();
+        let rollback = context.files.plan(id.number(), &set, &open, has_come)?;
         Ok(Some(Self {
             id,
             set: Arc::new(set),

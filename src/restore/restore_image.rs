@@ -81,7 +81,7 @@ pub(crate) fn examine(
         check_read_files(&facts, other_bytes)?;
     }
     bundled_files::put_back(&image, &facts).map_err(RestoreError::Prepare)?;
-    let kept = Kept::plan(context, &image)?;
+    let kept = Kept::plan(context, &image, &facts.files)?;
     let is_kept = |file: &OpenFile| kept.as_ref().is_some_and(|kept| kept.has(file));
     let open = facts.files.iter().filter(|file| !is_kept(file));
     let present_path = |path| {

@@ -388,8 +388,8 @@ impl JobFiles {
         append(record, &lines)
     }
 
-    /// Plans the rollback to the set of an image; see [`Rollback::plan`]. `has_come` is true if the image came from
-    /// another machine.
+    /// Plans the rollback to the set of an image, whose processes have the files `open`; see [`Rollback::plan`]. `has_come`
+    /// is true if the image came from another machine.
     ///
     /// # Errors
     /// See [`Rollback::plan`]; also if the record cannot be read.
@@ -397,6 +397,7 @@ impl JobFiles {
         &self,
         id: u64,
         set: &KeptFiles,
+        open: &BTreeSet<&Path>,
         has_come: bool,
     ) -> Result<Rollback, RollbackError> {
         let mut state = locked(&self.state);
@@ -415,6 +416,7 @@ impl JobFiles {
         let place = Place {
             folder: &self.folder,
             ours: &self.ours,
+            open,
             held: &self.held,
             included: &self.included,
             excluded: &self.excluded,

@@ -83,15 +83,18 @@ fn an_image_of_another_machine_replaces_what_is_there() {
     std::fs::remove_file(path("missing")).unwrap();
 
     let files = open(&top);
-    let refused = files.plan(3, &set, false).unwrap_err().to_string();
+    let refused = files
+        .plan(3, &set, &BTreeSet::new(), false)
+        .unwrap_err()
+        .to_string();
     assert!(refused.contains("program.py"), "{refused}");
-    let plan = files.plan(3, &set, true).unwrap();
+    let plan = files.plan(3, &set, &BTreeSet::new(), true).unwrap();
     let names = plan.put_back.iter().map(|(path, _)| path);
     assert!(names.eq([&path("changed"), &path("missing")]));
     assert!(plan.aside.is_empty());
 
     // From now on the job runs here, and a file without a record is not its own.
     files.begin_from(3).unwrap();
-    let plan = files.plan(3, &set, true).unwrap();
+    let plan = files.plan(3, &set, &BTreeSet::new(), true).unwrap();
     assert!(plan.put_back.is_empty() && plan.aside.is_empty());
 }

@@ -214,3 +214,29 @@ while not os.path.exists("go"): time.sleep(0.02)
     place.go();
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
 }
+
+#[apply(as_root_and_user)]
+fn a_mapped_file_replaced_by_another_program_is_refused() {
+    let place = Place::new();
+    let mut run = place.start_python(
+        &ON_REQUEST,
+        r#"
+import mmap, os, time
+with open("table", "wb") as file: file.write(b"a" * 65536)
+with open("table", "rb") as file: table = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ, flags=mmap.MAP_PRIVATE)
+print("ready", flush=True)
+while not os.path.exists("go"): time.sleep(0.02)
+print(set(table), flush=True)
+"#,
+    );
+    place.wait_for("out", "ready");
+    place.snapshot();
+    std::fs::write(place.file("other"), vec![b'b'; 65536]).unwrap();
+    std::fs::rename(place.file("other"), place.file("table")).unwrap();
+    run.crash();
+    place.go();
+    assert_ne!(run.wait(), 0, "{}", place.text("out"));
+    let said = place.text("err");
+    assert!(said.contains("/table ("), "{said}");
+    assert!(!place.text("out").contains("98"), "it computed on");
+}
