@@ -201,7 +201,7 @@ impl Rollback {
                 comparison.may_miss(path, changed_ns) || then.writer == Writer::Unknown;
             match &now {
                 // Another program has changed the file. An uninterrupted job would see that change, too, unless it has
-                // open what had this name before.
+                // the former file of this name open.
                 _ if !may_be_job => {
                     let is_same = now.is_some_and(|now| then.is_same_file(&now));
                     if !is_same && comparison.place.open.contains(path) {
