@@ -9,6 +9,7 @@
 use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::sync::{Arc, LazyLock};
+use std::thread::Builder;
 
 use hashbrown::HashTable;
 
@@ -43,14 +44,19 @@ pub(crate) struct DedupIndex {
 }
 
 impl DedupIndex {
-    /// Returns the index of a store, which is read at its first use: a large one takes some tenths of a second.
-    pub(crate) fn lazy(store: &Store) -> Result<Arc<LazyIndex>, ReadError> {
+    /// Begins to read the index of a store on a thread: a large one takes some tenths of a second. Its first user waits.
+    pub(crate) fn read_ahead(store: &Store) -> Result<Arc<LazyIndex>, ReadError> {
         let ids = store.ids()?;
         store.manifests.retain(&ids);
         let store = store.clone();
-        Ok(Arc::new(LazyLock::new(Box::new(move || {
-            Self::load(&store, ids)
-        }))))
+        let read: Box<dyn FnOnce() -> Self + Send> = Box::new(move || Self::load(&store, ids));
+        let index = Arc::new(LazyIndex::new(read));
+        let ahead = Arc::clone(&index);
+        // Without a thread, the first user reads it.
+        let _ = Builder::new().name("index".to_owned()).spawn(move || {
+            LazyLock::force(&ahead);
+        });
+        Ok(index)
     }
 
     /// Reads the manifests of the newest images and of the damaged ones. Manifests that are unreadable or of another

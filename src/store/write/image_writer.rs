@@ -6,7 +6,7 @@
 //! Streams only fill buffers; workers process them after the freeze. `commit` makes the packs durable before the
 //! manifest gets its name, so every visible image is whole. A writer that is dropped before that removes its packs.
 
-use std::sync::{Arc, LazyLock, Mutex};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -100,13 +100,7 @@ impl Store {
         self.check_place()?;
         self.upgrade()?;
         let image = next_image(self, newest)?;
-        let index = DedupIndex::lazy(self)?;
-        let ahead = Arc::clone(&index);
-        let reader = std::thread::Builder::new().name("index".to_owned());
-        // Without a thread, the first chunk's worker reads it.
-        let _ = reader.spawn(move || {
-            LazyLock::force(&ahead);
-        });
+        let index = DedupIndex::read_ahead(self)?;
         let shared = Arc::new(Shared {
             store: self.clone(),
             work_queue: Arc::new(WorkQueue::new(options.buffer)),

@@ -4,7 +4,7 @@
 //! first use of the index may read files.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, LazyLock, Mutex};
+use std::sync::{Arc, Mutex};
 
 use hashbrown::HashTable;
 
@@ -94,7 +94,7 @@ impl ManifestBuilder {
     }
 
     pub(crate) fn await_index(&self) {
-        LazyLock::force(&self.index);
+        self.index();
     }
 
     fn index(&self) -> &DedupIndex {
