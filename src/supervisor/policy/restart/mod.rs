@@ -7,10 +7,10 @@
 //!      1           any                 restore the newest
 //!   2 or more      some                restore the newest of them: each image is tried once
 //!      2           none                restore the oldest once more
-//!   3 or more      none                give up
+//!   3 or more      none                give up; with an explicit limit, restore the oldest again
 //!     any          no image at all     start anew, or give up, as configured
 //! ```
-//! Ends that the policy does not restart, and an explicit limit on restarts, give up before that. So do ends in
+//! Ends that the policy does not restart give up before that. An explicit limit on restarts is the only bound. So do ends in
 //! `restart.prevent` and the default limit if there is no image. A requested end is no crash and must not come here.
 //! The supervisor's loop carries the decision out and keeps the [`Budget`].
 
@@ -200,7 +200,7 @@ fn choose(
         0
     } else if images.older > 0 {
         images.all.saturating_sub(images.older)
-    } else if budget.crashes < CRASHES_GIVE_UP_MIN {
+    } else if rules.max != RestartLimit::Auto || budget.crashes < CRASHES_GIVE_UP_MIN {
         oldest
     } else {
         return give_up(Reason::CrashedAgain(budget.crashes));

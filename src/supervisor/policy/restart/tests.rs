@@ -133,6 +133,26 @@ fn an_explicit_limit_ends_the_walk_through_the_images() {
 }
 
 #[test]
+fn with_an_explicit_limit_the_oldest_image_is_restored_again() {
+    let images = Images { all: 1, older: 0 };
+    for (max, last) in [
+        (RestartLimit::Times(20), Some(20)),
+        (RestartLimit::Unlimited, None),
+    ] {
+        let rules = Restart { max, ..rules() };
+        for crash in 1..100 {
+            let decision = decide(KILLED, &rules, crashes(crash), images);
+            if last.is_some_and(|last| crash > last) {
+                assert_eq!(decision, give_up(137, Reason::RestartsSpent(20)));
+            } else {
+                let is_restored = matches!(decision, Decision::Restore { skip_newest: 0, .. });
+                assert!(is_restored, "{max:?}, crash {crash}");
+            }
+        }
+    }
+}
+
+#[test]
 fn restarts_that_are_left_are_those_that_follow() {
     let played = |max, all: usize| {
         let without_image = WithoutImage::Start;
@@ -166,6 +186,7 @@ fn restarts_that_are_left_are_those_that_follow() {
         (RestartLimit::Auto, 2, 2),
         (RestartLimit::Auto, 5, 5),
         (RestartLimit::Times(2), 5, 2),
+        (RestartLimit::Times(9), 2, 9),
     ] {
         assert_eq!(played(max, all), (expected, expected), "{max:?}, {all}");
     }
