@@ -87,6 +87,9 @@ mod path_text;
 mod plugin {
     #[cfg(test)]
     #[allow(dead_code, reason = "the plugin uses the rest")]
+    mod connection;
+    #[cfg(test)]
+    #[allow(dead_code, reason = "the plugin uses the rest")]
     mod filters;
     #[cfg(test)]
     pub(crate) mod guard;

@@ -12,7 +12,9 @@ mod criu_version;
 mod find;
 #[cfg(any(fuzzing, test))]
 pub(crate) mod fuzz_criu;
+mod image_pipe;
 mod log;
+mod long_read;
 mod message;
 mod plugin;
 mod question;
@@ -25,6 +27,7 @@ pub use command::{
 };
 pub use criu_version::Version;
 pub use find::{CheckError, Criu, FindError, Search};
+pub use image_pipe::{ImagePipe, Sending, plugin_reads_directly};
 pub use log::{Reason, reason_in, reports_passing, reports_shortage};
 pub use plugin::{
     PluginVariable, install_plugin, plugin_calls, plugin_interposes, plugin_leaves_filters,

@@ -1,18 +1,19 @@
 //! Sender of the image stream of `criu restore --stream`.
 //!
 //! CRIU and the processes that it restores request image files by name over one connection. Each file is sent through a
-//! separate pipe by a separate thread. If CRIU has an action script, the plugin asks for permission in its place before
+//! separate pipe by a separate thread, which writes memory pages directly into CRIU (`image_pipe`). If CRIU has an action script, the plugin asks for permission in its place before
 //! the processes run.
 
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use nix::poll::PollTimeout;
 
+use super::image_pipe::ImagePipe;
 use super::message::{read_request, receive_pipe, wait_readable, write_reply};
 use super::question::RESTORED_SOCKET;
 use crate::plugin::variables::GO_ON;
@@ -32,6 +33,7 @@ pub enum ServeError<E> {
 /// Sockets for a restore that has not started yet.
 #[derive(Debug)]
 pub struct Serve {
+    folder: PathBuf,
     stream: UnixListener,
     restored: UnixListener,
 }
@@ -43,6 +45,7 @@ impl Serve {
     /// A socket cannot be bound, for example because its path is longer than 107 bytes.
     pub fn bind(directory: &Path) -> io::Result<Self> {
         Ok(Self {
+            folder: directory.to_owned(),
             stream: UnixListener::bind(directory.join("streamer-serve.sock"))?,
             restored: UnixListener::bind(directory.join(RESTORED_SOCKET))?,
         })
@@ -60,7 +63,7 @@ impl Serve {
         self,
         cancel: &impl AsFd,
         exists: impl Fn(&str) -> bool,
-        send: impl Fn(&str, File) -> Result<u64, E> + Sync,
+        send: impl Fn(&str, ImagePipe<'_>) -> Result<(), E> + Sync,
         restored: impl FnOnce(),
     ) -> Result<(), ServeError<E>> {
         let [called, _] =
@@ -91,11 +94,12 @@ impl Serve {
                     return Ok(());
                 };
                 let Some(pipe) = pipe else { continue };
+                let folder = &self.folder;
                 let (send, failed) = (&send, &failed);
                 std::thread::Builder::new()
                     .name("image".to_owned())
                     .spawn_scoped(scope, move || {
-                        if let Err(error) = send(&name, pipe) {
+                        if let Err(error) = send(&name, ImagePipe { pipe, folder }) {
                             locked(failed).get_or_insert(error);
                         }
                     })?;

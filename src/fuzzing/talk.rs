@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 
-use crate::criu::{Capture, Serve};
+use crate::criu::{Capture, ImagePipe, Serve};
 use crate::sandbox;
 
 /// Limit on the parts of one conversation. Parts of 127 bytes, with the kernel's overhead, fit the socket's buffer.
@@ -157,9 +157,9 @@ pub(super) fn restore(folder: &Path, input: &[u8]) -> bool {
         while (&criu).read(&mut [0; 64]).is_ok_and(|got| got > 0) {}
         name.len() % 4 != 1
     };
-    let send = |name: &str, _pipe: File| match name {
+    let send = |name: &str, _: ImagePipe<'_>| match name {
         "broken" => Err(()),
-        _ => Ok(0),
+        _ => Ok(()),
     };
     serve.run(&called_off, exists, send, || ()).is_ok()
 }

@@ -13,7 +13,7 @@
 
 use core::ffi::{CStr, c_char, c_int, c_uint};
 
-use super::kernel::{O_CLOEXEC, O_DIRECTORY, close, getenv, openat, read_some, write_at};
+use super::kernel::{O_CLOEXEC, O_DIRECTORY, close, openat, read_some, variable, write_at};
 use super::listing::for_each_entry;
 use super::system_call::AT_FDCWD;
 use super::text::{Text, number};
@@ -78,7 +78,7 @@ pub fn answer(folder: c_int, path: &CStr, flags: c_int) -> Option<c_int> {
 /// Returns true if no thread of a frozen process has other filters than it has inherited, or if CRIU suspends filters. CRIU
 /// reads the status of a thread when others still run, and one of these can add a filter to all threads of the process.
 pub fn are_inherited(pid: c_int) -> bool {
-    if of_sandbox().is_none() {
+    if variable(FILTERS).is_none() {
         return true;
     }
     let Some(inherited) = inherited() else {
@@ -112,17 +112,10 @@ pub fn are_inherited(pid: c_int) -> bool {
 /// Returns the number of filters that the job's threads have inherited: those of CRIU, and the sandbox's own. `None` if CRIU
 /// suspends filters.
 fn inherited() -> Option<u32> {
-    let of_sandbox = number(of_sandbox()?.to_bytes())?;
+    let of_sandbox = number(variable(FILTERS)?.to_bytes())?;
     let mut buffer = [0; STATUS_BYTES_MAX];
     let status = read_status(AT_FDCWD, c"/proc/self/status", &mut buffer)?;
     Seccomp::parse(status)?.filters.checked_add(of_sandbox)
-}
-
-fn of_sandbox() -> Option<&'static CStr> {
-    // SAFETY: the name ends with a zero; CRIU's process has one thread, so the value stays.
-    let value = unsafe { getenv(FILTERS.as_ptr()) };
-    // SAFETY: a value of the environment ends with a zero, and nobody changes it.
-    (!value.is_null()).then(|| unsafe { CStr::from_ptr(value) })
 }
 
 fn read_status<'a>(folder: c_int, path: &CStr, buffer: &'a mut [u8]) -> Option<&'a mut [u8]> {

@@ -9,7 +9,7 @@
 
 use core::ffi::{CStr, c_int, c_long};
 
-use super::kernel::{MOUNT_SETATTR, getenv};
+use super::kernel::{MOUNT_SETATTR, variable};
 use super::system_call::{AT_FDCWD, address, system_call};
 use super::variables::NO_LINKS;
 
@@ -45,13 +45,9 @@ pub fn end() {
 }
 
 fn for_each_mount(act: impl Fn(&CStr) -> c_long) -> c_int {
-    // SAFETY: the name ends with a zero; CRIU's process has one thread.
-    let list = unsafe { getenv(NO_LINKS.as_ptr()) };
-    if list.is_null() {
+    let Some(list) = variable(NO_LINKS) else {
         return 0;
-    }
-    // SAFETY: a value of the environment ends with a zero, and nobody changes it.
-    let list = unsafe { CStr::from_ptr(list) };
+    };
     let mut path = [0_u8; PATH_BYTES_MAX];
     for point in list.to_bytes().split(|byte| *byte == b'\n') {
         if point.is_empty() || point.len() >= PATH_BYTES_MAX {

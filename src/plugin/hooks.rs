@@ -26,7 +26,7 @@ use super::filters::are_inherited;
 use super::guard;
 use super::inode::Inode;
 use super::interrupted::let_waits_go_on;
-use super::kernel::{getenv, open};
+use super::kernel::{open, variable};
 use super::question::ask;
 use super::remote_calls::make_calls;
 use super::text::number;
@@ -118,8 +118,7 @@ extern "C" fn handle_device_mapping(descriptor: c_int, _status: *const c_void) -
 /// Where [`RETRY`] is set, `retry` points to a `bool`. Up to CRIU 4.2.1 there is no such argument, and it
 /// holds anything; later it points to a `bool` without a value (criu-dev, `files-ext.c`).
 unsafe extern "C" fn restore_file(_id: c_int, retry: *mut bool) -> c_int {
-    // SAFETY: the name ends with a zero; CRIU's process has one thread.
-    if !unsafe { getenv(RETRY.as_ptr()) }.is_null() {
+    if variable(RETRY).is_some() {
         // SAFETY: by the contract above.
         unsafe { retry.write(false) };
     }
@@ -170,11 +169,8 @@ extern "C" fn resume_late(_pid: c_int) -> c_int {
     if HELD.swap(true, Ordering::Relaxed) {
         return NOT_MINE;
     }
-    // SAFETY: the name ends with a zero; CRIU's process has one thread, so the value stays.
-    let calls = unsafe { getenv(CALLS.as_ptr()) };
-    if !calls.is_null() {
-        // SAFETY: a value of the environment ends with a zero, and nobody changes it.
-        make_calls(unsafe { CStr::from_ptr(calls) });
+    if let Some(calls) = variable(CALLS) {
+        make_calls(calls);
     }
     guard::end();
     // Without an answer, the supervisor has exited, and the tasks with it.
@@ -183,13 +179,9 @@ extern "C" fn resume_late(_pid: c_int) -> c_int {
 }
 
 fn verdict(descriptor: c_int) -> c_int {
-    // SAFETY: the name ends with a zero; CRIU's process has one thread, so the value stays.
-    let majors = unsafe { getenv(MAJORS.as_ptr()) };
-    if majors.is_null() {
+    let Some(majors) = variable(MAJORS) else {
         return NOT_MINE;
-    }
-    // SAFETY: a value of the environment ends with a zero, and nobody changes it.
-    let majors = unsafe { CStr::from_ptr(majors) };
+    };
     let inode = Inode::of_descriptor(descriptor);
     match inode.and_then(|inode| inode.character_device()) {
         Some(major) if is_listed(majors.to_bytes(), major) => 0,

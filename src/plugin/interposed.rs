@@ -10,7 +10,7 @@
 
 use core::ffi::{CStr, c_char, c_int, c_long};
 
-use super::kernel::{O_CLOEXEC, close, open, read};
+use super::kernel::{O_CLOEXEC, close, open, read_some};
 use super::system_call::{address, system_call};
 
 /// Size limit of `/proc/PID/limits`, which has 17 lines of 80 bytes.
@@ -189,11 +189,10 @@ fn limit_of(pid: c_long, resource: c_long) -> Option<Limit> {
     if file < 0 {
         return None;
     }
-    // SAFETY: the buffer has that many bytes.
-    let len = unsafe { read(file, text.as_mut_ptr().cast(), text.len()) };
+    let len = read_some(file, &mut text);
     // SAFETY: nobody else has it.
     unsafe { close(file) };
-    let text = text.get(..usize::try_from(len).ok()?)?;
+    let text = text.get(..len.ok()?)?;
     find_limit(text, usize::try_from(resource).ok()?)
 }
 

@@ -18,7 +18,7 @@
 
 use core::ffi::{c_int, c_long, c_void};
 
-use super::kernel::{close, open, read};
+use super::kernel::{close, open, read_some};
 use super::listing::for_each_entry;
 use super::text::{Text, hexadecimal, number};
 
@@ -155,11 +155,10 @@ fn has_signal(path: &mut Text, thread: c_int) -> bool {
     if file < 0 {
         return true;
     }
-    // SAFETY: writes at most so many bytes.
-    let read = unsafe { read(file, status.as_mut_ptr().cast(), STATUS_BYTES) };
+    let read = read_some(file, &mut status);
     // SAFETY: the descriptor is this function's.
     unsafe { close(file) };
-    let text = usize::try_from(read).ok().and_then(|n| status.get(..n));
+    let text = read.ok().and_then(|n| status.get(..n));
     let mask = |name| text.and_then(|text| hexadecimal(text, name));
     let masks = (
         mask(b"\nSigPnd:\t"),

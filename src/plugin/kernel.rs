@@ -21,7 +21,6 @@ pub const EACCES: c_int = 13;
 #[cfg(target_arch = "x86_64")]
 mod number {
     use core::ffi::c_long;
-    pub const READ: c_long = 0;
     pub const WRITE: c_long = 1;
     pub const OPENAT: c_long = 257;
     pub const PREAD64: c_long = 17;
@@ -30,12 +29,16 @@ mod number {
 #[cfg(target_arch = "aarch64")]
 mod number {
     use core::ffi::c_long;
-    pub const READ: c_long = 63;
     pub const WRITE: c_long = 64;
     pub const OPENAT: c_long = 56;
     pub const PREAD64: c_long = 67;
     pub const PWRITE64: c_long = 68;
 }
+
+#[cfg(target_arch = "x86_64")]
+pub const READ: c_long = 0;
+#[cfg(target_arch = "aarch64")]
+pub const READ: c_long = 63;
 
 /// Number of `mount_setattr`, the same on every machine.
 pub const MOUNT_SETATTR: c_long = 442;
@@ -59,7 +62,7 @@ pub fn openat_with(folder: c_int, path: &CStr, flags: c_int, mode: c_uint) -> Re
 
 /// Reads from a file; the error is its number.
 pub fn read_some(file: c_int, into: &mut [u8]) -> Result<usize, c_int> {
-    transfer(number::READ, file, into.as_mut_ptr(), into.len(), 0)
+    transfer(READ, file, into.as_mut_ptr(), into.len(), 0)
 }
 
 /// Writes to a file; the error is its number.
@@ -103,11 +106,18 @@ fn error(result: c_long) -> c_int {
     c_int::try_from(result.wrapping_neg()).unwrap_or(EIO)
 }
 
+/// Returns the value of a variable of CRIU's environment.
+pub fn variable(name: &CStr) -> Option<&'static CStr> {
+    // SAFETY: the name ends with a zero; CRIU's process has one thread, so the value stays.
+    let value = unsafe { getenv(name.as_ptr()) };
+    // SAFETY: a value of the environment ends with a zero, and nobody changes it.
+    (!value.is_null()).then(|| unsafe { CStr::from_ptr(value) })
+}
+
 // Of the C library that CRIU runs with; none is linked.
 unsafe extern "C" {
-    pub fn getenv(name: *const c_char) -> *const c_char;
+    fn getenv(name: *const c_char) -> *const c_char;
     pub fn open(path: *const c_char, flags: c_int, ...) -> c_int;
-    pub fn read(descriptor: c_int, into: *mut c_void, len: usize) -> isize;
     pub fn close(descriptor: c_int) -> c_int;
     pub fn socket(family: c_int, kind: c_int, protocol: c_int) -> c_int;
     pub fn connect(socket: c_int, address: *const c_void, len: c_uint) -> c_int;

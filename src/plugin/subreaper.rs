@@ -8,8 +8,9 @@
 //!
 //! CRIU's hooks cannot do this, because none of them runs in the first process at that time.
 
-use core::ffi::{CStr, c_char, c_int, c_long};
+use core::ffi::{c_int, c_long};
 
+use super::kernel::variable;
 use super::variables::ROOT;
 
 const PR_SET_CHILD_SUBREAPER: c_int = 36;
@@ -32,18 +33,11 @@ extern "C" fn setsid() -> c_int {
 
 /// Returns the pid of the tree's first process as seen by CRIU.
 fn root() -> Option<c_int> {
-    // SAFETY: the name ends with a zero; CRIU's processes have one thread.
-    let value = unsafe { getenv(ROOT.as_ptr()) };
-    if value.is_null() {
-        return None;
-    }
-    // SAFETY: a value of the environment ends with a zero, and nobody changes it.
-    unsafe { CStr::from_ptr(value) }.to_str().ok()?.parse().ok()
+    variable(ROOT)?.to_str().ok()?.parse().ok()
 }
 
 // Of the C library that CRIU runs with; none is linked.
 unsafe extern "C" {
-    fn getenv(name: *const c_char) -> *const c_char;
     fn getpid() -> c_int;
     fn prctl(option: c_int, ...) -> c_int;
     fn syscall(number: c_long, ...) -> c_long;

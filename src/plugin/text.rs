@@ -1,20 +1,23 @@
 //! Paths and numbers, without an allocator.
 
-use core::ffi::{CStr, c_int};
+use core::ffi::CStr;
 
 /// Longest path: `/proc/PID/task/TID/status` with two numbers of ten digits.
 const PATH_BYTES: usize = 64;
 
+/// A short path in `/proc`.
+pub type Text = Buffer<PATH_BYTES>;
+
 /// A short text that ends with a zero. What does not fit is left out.
-pub struct Text {
-    bytes: [u8; PATH_BYTES],
+pub struct Buffer<const BYTES: usize> {
+    bytes: [u8; BYTES],
     length: usize,
 }
 
-impl Text {
+impl<const BYTES: usize> Buffer<BYTES> {
     pub fn new() -> Self {
         Self {
-            bytes: [0; PATH_BYTES],
+            bytes: [0; BYTES],
             length: 0,
         }
     }
@@ -25,7 +28,7 @@ impl Text {
 
     pub fn push(&mut self, more: &[u8]) {
         for byte in more {
-            if self.length + 1 < PATH_BYTES {
+            if self.length + 1 < BYTES {
                 self.bytes[self.length] = *byte;
                 self.length += 1;
             }
@@ -33,7 +36,8 @@ impl Text {
     }
 
     /// Appends a number that is not negative, in decimal.
-    pub fn push_number(&mut self, number: c_int) {
+    pub fn push_number(&mut self, number: impl Into<i64>) {
+        let number = number.into();
         if number >= 10 {
             self.push_number(number / 10);
         }

@@ -1,7 +1,6 @@
 //! The run of `criu restore` for an image.
 
 use std::ffi::OsString;
-use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -13,8 +12,9 @@ use super::image_files::ImageFiles;
 use super::landing::Landing;
 use crate::config;
 use crate::criu::{
-    ImageSource, Inherited, RestoreOptions, Serve, ServeError, Tcp, asks_when_restored,
-    plugin_calls, plugin_interposes, plugin_restores, reports_shortage, restore_arguments,
+    ImagePipe, ImageSource, Inherited, RestoreOptions, Serve, ServeError, Tcp, asks_when_restored,
+    plugin_calls, plugin_interposes, plugin_reads_directly, plugin_restores, reports_shortage,
+    restore_arguments,
 };
 use crate::job::ThreadAttributes;
 use crate::run::format::{logged, why};
@@ -81,6 +81,7 @@ pub(super) fn run_criu(
     environment.extend(landing.environment()?);
     environment.extend(own_calls(&facts.attributes));
     environment.push(asks_when_restored(sockets.path()));
+    environment.push(plugin_reads_directly(sockets.path()));
     let tool = ToolCommand {
         argv,
         environment,
@@ -94,7 +95,7 @@ pub(super) fn run_criu(
     let (ended, served, looked) = thread::scope(|scope| {
         // CRIU reads files directly and requests nothing over the connection.
         let exists = |name: &str| image.contains(&format!("criu/{name}"));
-        let send = |name: &str, pipe: File| send(image, name, &pipe);
+        let send = |name: &str, pipe: ImagePipe<'_>| send(image, name, pipe);
         let serving = scope.spawn(move || serve.run(stopped, exists, send, || drop(lock)));
         let looking = scope.spawn(|| landing.wait(stopped));
         let ended = sandbox
@@ -164,10 +165,15 @@ pub(super) fn tcp(context: &RunContext, facts: &ImageFacts) -> Tcp {
     }
 }
 
-/// Writes an image file into CRIU's pipe. CRIU may close a pipe before its end if it needs no more data.
-fn send(image: &ImageReader, name: &str, pipe: &File) -> Result<u64, ReadError> {
-    match image.splice_to(&format!("criu/{name}"), pipe) {
-        Err(ReadError::Sink(_)) => Ok(0),
+/// Sends an image file to CRIU, which may close a pipe before its end if it needs no more data.
+fn send(image: &ImageReader, name: &str, pipe: ImagePipe<'_>) -> Result<(), ReadError> {
+    let name = format!("criu/{name}");
+    let len = image.len_of(&name).unwrap_or_default();
+    let sent = pipe.send(len, |sending| {
+        image.each_piece(&name, |piece| sending.put(piece))
+    });
+    match sent.map_err(ReadError::Sink)? {
+        Err(ReadError::Sink(_)) => Ok(()),
         other => other,
     }
 }

@@ -2,14 +2,12 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::fs::File;
 use std::io::{self, Write};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::chunk_fetcher::{ChunkFetcher, Fault, Scratch};
 use super::read_ahead::{self, Extent};
-use super::vmsplice::Splicer;
 use crate::store::byte_counter::ByteCounter;
 use crate::store::error::ReadError;
 use crate::store::format::chunk::{CHUNK_BYTES, ZEROS};
@@ -84,19 +82,21 @@ impl Drop for Fetching<'_> {
     }
 }
 
-/// Checked chunk for the consumer. Returns its memory on drop.
-struct Prepared<'a> {
+/// Checked piece of a stream. Returns its memory for reuse on drop.
+#[derive(Debug)]
+pub struct Piece<'a> {
     home: &'a Buffers,
     content: Checked,
 }
 
+#[derive(Debug)]
 enum Checked {
     Bytes(Vec<u8>),
     Zeros(usize),
 }
 
-impl Prepared<'_> {
-    fn bytes(&self) -> &[u8] {
+impl AsRef<[u8]> for Piece<'_> {
+    fn as_ref(&self) -> &[u8] {
         match &self.content {
             Checked::Bytes(bytes) => bytes,
             Checked::Zeros(len) => &ZEROS[..*len],
@@ -104,7 +104,7 @@ impl Prepared<'_> {
     }
 }
 
-impl Drop for Prepared<'_> {
+impl Drop for Piece<'_> {
     fn drop(&mut self) {
         if let Checked::Bytes(bytes) = &mut self.content {
             locked(&self.home.0).push(std::mem::take(bytes));
@@ -206,28 +206,28 @@ impl ImageReader {
     /// bytes. [`ReadError::Sink`] if the sink failed.
     pub fn copy_to(&self, name: &str, sink: &mut impl Write) -> Result<u64, ReadError> {
         let stream = self.stream(name)?;
-        self.each_chunk(stream, |prepared| sink.write_all(prepared.bytes()))?;
+        self.each_chunk(stream, |prepared| sink.write_all(prepared.as_ref()))?;
         sink.flush().map_err(ReadError::Sink)?;
         Ok(stream.raw_len)
     }
 
-    /// Copies like [`copy_to`](Self::copy_to) into a pipe without copying in memory: the pipe's reader gets this
-    /// process's pages. If a later read of this image fails, pages that are still in the pipe are not to be trusted.
+    /// Passes a whole stream in pieces to `take`. Several threads read ahead.
     ///
     /// # Errors
-    /// The same as [`copy_to`](Self::copy_to); [`ReadError::Sink`] also if `pipe` is not a pipe.
-    pub fn splice_to(&self, name: &str, pipe: &File) -> Result<u64, ReadError> {
-        let stream = self.stream(name)?;
-        let mut splicer = Splicer::new(pipe, stream.raw_len).map_err(ReadError::Sink)?;
-        self.each_chunk(stream, |prepared| splicer.put(prepared, Prepared::bytes))?;
-        Ok(stream.raw_len)
+    /// The same as [`copy_to`](Self::copy_to); [`ReadError::Sink`] if `take` failed.
+    pub fn each_piece<'a>(
+        &'a self,
+        name: &str,
+        take: impl FnMut(Piece<'a>) -> io::Result<()>,
+    ) -> Result<(), ReadError> {
+        self.each_chunk(self.stream(name)?, take)
     }
 
     /// Passes the checked chunks of a stream to the callback in order.
     fn each_chunk<'a>(
         &'a self,
         stream: &'a Stream,
-        mut take: impl FnMut(Prepared<'a>) -> io::Result<()>,
+        mut take: impl FnMut(Piece<'a>) -> io::Result<()>,
     ) -> Result<(), ReadError> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let share = match stream.chunks.len() {
@@ -249,7 +249,7 @@ impl ImageReader {
             |prepared| match prepared {
                 Err((position, fault)) => Err(self.damage(stream, position, fault)),
                 Ok(prepared) => {
-                    self.given.add(prepared.bytes().len());
+                    self.given.add(prepared.as_ref().len());
                     take(prepared).map_err(ReadError::Sink)
                 }
             },
@@ -315,19 +315,19 @@ impl ImageReader {
         fetcher: &mut Fetching<'_>,
         stream: &Stream,
         position: usize,
-    ) -> Result<Prepared<'_>, Fault> {
+    ) -> Result<Piece<'_>, Fault> {
         let chunk = self.manifest.chunks[stream.chunks[position] as usize];
         let raw_len = chunk.raw_len as usize;
         let home = &self.buffers;
         if let Content::Zero = chunk.content {
             let content = Checked::Zeros(raw_len);
-            return Ok(Prepared { home, content });
+            return Ok(Piece { home, content });
         }
         let mut bytes = locked(&home.0).pop().unwrap_or_default();
         bytes.resize(raw_len, 0);
         Self::fill(fetcher, &chunk, &mut bytes)?;
         let content = Checked::Bytes(bytes);
-        Ok(Prepared { home, content })
+        Ok(Piece { home, content })
     }
 
     /// Fills `raw`, which must have the chunk's length. On an error the content of `raw` is unspecified.

@@ -7,4 +7,3 @@ pub(super) mod manifest_cache;
 pub(crate) mod pending_image;
 pub(crate) mod read_ahead;
 pub(super) mod stream_reader;
-pub(super) mod vmsplice;
