@@ -15,7 +15,7 @@ use std::time::Duration;
 use super::super::error::GpuError;
 use super::error::ResidentError;
 use super::kept_memory::KeptMemory;
-use super::known_blocks::{Changes, Place};
+use super::known_blocks::{Changes, KnownBlocks, Place};
 use super::refill::Memory;
 use crate::agent_client::{Held, Segment};
 use crate::copier::{Copier, CopierError, Lane, SegmentId};
@@ -200,12 +200,7 @@ impl CopyLanes {
         }
         let copy = |lane: &mut Lane, part: &Part, stream: &mut StreamWriter, tell: &dyn Fn()| {
             let id = taken.segments[part.segment];
-            let (pid, address) = taken.places[part.segment];
-            let place = Place {
-                pid,
-                address: address + part.begin,
-                len: part.end - part.begin,
-            };
+            let place = Place::of(taken.places[part.segment], part);
             let fingerprints = lane.fingerprints(id, part.begin..part.end).ok();
             let found = fingerprints.map(|found| (&*part.stream, found));
             changes.append(place, found, stream, |stream, range| {
@@ -286,14 +281,15 @@ impl CopyLanes {
         memory.map(import).collect()
     }
 
-    /// Fills the memory of an image's processes from the image's streams.
+    /// Fills the memory of an image's processes from the image's streams. `blocks` gets to know it.
     pub fn fill(
         &self,
         facts: &ResidentFacts,
         segments: &[SegmentId],
         image: &ImageReader,
+        blocks: &KnownBlocks,
     ) -> Result<(), ResidentError> {
-        let parts = facts.parts();
+        let (parts, places, found) = (facts.parts(), facts.places(), Changes::default());
         let parts: Vec<&Part> = parts.iter().collect();
         let open = |part: &Part| {
             let stream = image.open(&part.stream)?;
@@ -305,17 +301,25 @@ impl CopyLanes {
         };
         let copy =
             |lane: &mut Lane, part: &Part, stream: &mut StreamReader<'_>, tell: &dyn Fn()| {
-                let range = part.begin..part.end;
-                lane.fill(segments[part.segment], range, |room| {
+                let (id, range) = (segments[part.segment], part.begin..part.end);
+                lane.fill(id, range.clone(), |room| {
                     let len = stream.read(room)?;
                     tell();
                     if len == 0 {
                         return Err(ResidentError::Facts);
                     }
                     Ok(len)
-                })
+                })?;
+                // Without them, the next image copies this part.
+                if let Ok(fingerprints) = lane.fingerprints(id, range) {
+                    let place = Place::of(places[part.segment], part);
+                    found.filled(place, &part.stream, fingerprints);
+                }
+                Ok(())
             };
-        self.side_by_side(&parts, open, copy, |_, _| Ok(()))
+        self.side_by_side(&parts, open, copy, |_, _| Ok(()))?;
+        blocks.keep(image.manifest().id, &found);
+        Ok(())
     }
 
     /// Ends the copier if no piece is transferred in time; returns when all lanes are done.

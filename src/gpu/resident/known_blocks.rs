@@ -6,8 +6,9 @@
 //! lane: fingerprints of a part ┴▶ the same: chunks of the newest image, by their names    changed: copied
 //!                              └▶ kept with the new image, once it is committed
 //! ```
-//! Fingerprints are in memory only: the first image after the start of the supervisor copies all memory. What they are
-//! compared with need not be the state that the job continued from, because equal fingerprints mean equal bytes.
+//! Fingerprints are in memory only. When memory is filled from an image, they are computed anew, so that also the first
+//! image of another supervisor copies the changes only. What they are compared with need not be the state that the job
+//! continued from, because equal fingerprints mean equal bytes.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -16,6 +17,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::{Builder, JoinHandle};
 
 use crate::copier::{BLOCK_BYTES, Fingerprint, KEY_BYTES};
+use crate::run::resident_facts::Part;
 use crate::store::{EarlierStreams, ImageId, Store, StreamWriter, WriteError};
 use crate::sync::locked;
 
@@ -26,6 +28,17 @@ pub(super) struct Place {
     pub pid: i32,
     pub address: u64,
     pub len: u64,
+}
+
+impl Place {
+    /// Returns the place of a part of a segment, which has this pid and address.
+    pub fn of((pid, address): (i32, u64), part: &Part) -> Self {
+        Self {
+            pid,
+            address: address + part.begin,
+            len: part.end - part.begin,
+        }
+    }
 }
 
 /// Fingerprints of the blocks of a part, and the stream of the image that holds it.
@@ -92,7 +105,7 @@ impl KnownBlocks {
         }
     }
 
-    /// Keeps what was found about an image, which is committed.
+    /// Keeps what was found about an image, which is committed or was read.
     pub fn keep(&self, image: ImageId, changes: &Changes) {
         let found = std::mem::take(&mut *locked(&changes.found));
         let copied = changes.copied.load(Ordering::Relaxed);
@@ -161,12 +174,22 @@ impl Changes {
         };
         self.copied
             .fetch_add(place.len.saturating_sub(unread), Ordering::Relaxed);
+        self.record(place, name, fingerprints);
+        Ok(())
+    }
+
+    /// Notes a part that was filled from its stream, and its fingerprints.
+    pub(super) fn filled(&self, place: Place, stream: &str, fingerprints: Vec<Fingerprint>) {
+        self.copied.fetch_add(place.len, Ordering::Relaxed);
+        self.record(place, stream, fingerprints);
+    }
+
+    fn record(&self, place: Place, stream: &str, fingerprints: Vec<Fingerprint>) {
         let recorded = Recorded {
-            stream: name.to_owned(),
+            stream: stream.to_owned(),
             fingerprints,
         };
         locked(&self.found).insert(place, recorded);
-        Ok(())
     }
 }
 

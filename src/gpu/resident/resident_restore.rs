@@ -10,6 +10,7 @@
 use super::copy_lanes::CopyLanes;
 use super::error::ResidentError;
 use super::kept_memory::KeptMemory;
+use super::known_blocks::KnownBlocks;
 use super::refill::{Memory, gpus_now, new_gpu, refill};
 use super::standby::Standby;
 use crate::agent_client::Held;
@@ -39,6 +40,7 @@ pub(crate) struct GpuMove<'a> {
     image: &'a ImageReader,
     facts: &'a ResidentFacts,
     map: &'a GpuPairs,
+    blocks: &'a KnownBlocks,
 }
 
 impl<'a> ResidentRestore<'a> {
@@ -48,7 +50,7 @@ impl<'a> ResidentRestore<'a> {
     /// No memory is left on the GPUs.
     pub fn begin(
         context: &RunContext,
-        standby: &Standby,
+        standby: &'a Standby,
         image: &'a ImageReader,
         facts: &'a ResidentFacts,
         map: &'a GpuPairs,
@@ -62,6 +64,7 @@ impl<'a> ResidentRestore<'a> {
             image,
             facts,
             map,
+            blocks: &standby.blocks,
         }))
     }
 
@@ -116,6 +119,7 @@ impl GpuMove<'_> {
         let gpus: Option<Vec<GpuUuid>> = self.facts.segments().map(gpu).collect();
         let gpus = gpus.ok_or(ResidentError::Facts)?;
         let segments = self.copy_lanes.import(gpus.into_iter().zip(memory))?;
-        self.copy_lanes.fill(self.facts, &segments, self.image)
+        let Self { facts, image, .. } = self;
+        self.copy_lanes.fill(facts, &segments, image, self.blocks)
     }
 }

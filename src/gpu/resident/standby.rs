@@ -79,7 +79,8 @@ impl Standby {
                 return Some(Ready::Copier(copy_lanes));
             }
             *locked(&filled) = Some(image);
-            let memory = fill(copy_lanes, &reader, resident, &Vec::new());
+            let blocks = &standby.blocks;
+            let memory = fill(copy_lanes, &reader, resident, &Vec::new(), blocks);
             if memory.is_err() {
                 *locked(&filled) = None;
             }

@@ -9,7 +9,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::outcome::{LIMIT, POLL, code};
-use super::process_tree::{inner_pid, job_of, wait_until_gone};
+use super::process_tree::{descendants, inner_pid, job_of, wait_until_gone};
 
 /// Running supervisor, killed on drop.
 pub struct Run {
@@ -32,6 +32,14 @@ impl Run {
 
     pub fn signal(&self, signal: Signal) {
         kill(Pid::from_raw(self.pid()), signal).expect("the supervisor runs");
+    }
+
+    /// Kills the supervisor and waits until all processes of its run have exited.
+    pub fn kill_supervisor(&mut self) {
+        let everything = descendants(self.pid());
+        self.signal(Signal::SIGKILL);
+        self.wait();
+        wait_until_gone(&everything);
     }
 
     /// Returns the host pid of the job's first process.

@@ -1,8 +1,8 @@
 //! Memory that stays on the GPU: its place in the image, its restore, and the effects of free memory.
 
-use super::scene::{JOB, Scene, gpu};
+use super::scene::{JOB, Scene, begin, gpu, words};
 use crate::harness::fake_gpu::{FakeGpu, UUIDS};
-use crate::harness::{apply, as_root_and_user, wait_until};
+use crate::harness::{apply, as_root_and_user, wait_until, wait_until_or};
 
 #[apply(as_root_and_user)]
 fn resident_memory_is_in_the_image_and_is_restored() {
@@ -86,6 +86,20 @@ fn unchanged_memory_is_not_copied() {
     scene.rule("caller-fail", "cuMemcpyDtoHAsync_v2");
     // Images whose memory is named again, also after the first of them.
     scene.resident_snapshot();
+    scene.resident_snapshot();
+    scene.mend();
+    scene.run.crash();
+    scene.ends_as_ever();
+}
+
+#[apply(as_root_and_user)]
+fn a_new_supervisor_copies_no_unchanged_memory() {
+    let mut scene = Scene::at_rest("resident");
+    scene.resident_snapshot();
+    scene.run.kill_supervisor();
+    scene.run = begin(&scene.place, &scene.gpu, "resident", &words(&JOB), &[]);
+    wait_until_or(|| scene.said(), || scene.count("ckpt-run: restored ") == 1);
+    scene.rule("caller-fail", "cuMemcpyDtoHAsync_v2");
     scene.resident_snapshot();
     scene.mend();
     scene.run.crash();

@@ -1,5 +1,6 @@
 //! Supervised job on fake GPUs, and the operations of tests on both.
 
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::sync::OnceLock;
 
@@ -48,9 +49,7 @@ impl Scene {
 
     pub fn with(gpu: FakeGpu, memory: &str, job: &[&str], variables: &[(&str, &str)]) -> Self {
         let place = Place::new();
-        let program = fake_gpu::job();
-        let words = [&[program.to_str().expect("a path")], job].concat();
-        let run = begin(&place, &gpu, memory, &words, variables);
+        let run = begin(&place, &gpu, memory, &words(job), variables);
         Self { place, gpu, run }
     }
 
@@ -165,18 +164,28 @@ impl Scene {
     }
 }
 
+/// Returns the job's command.
+pub fn words(job: &[&str]) -> Vec<OsString> {
+    let mut words = vec![fake_gpu::job().into_os_string()];
+    words.extend(job.iter().map(OsString::from));
+    words
+}
+
 /// Starts a supervised command in a place.
 pub fn begin(
     place: &Place,
     gpu: &FakeGpu,
     memory: &str,
-    words: &[&str],
+    words: &[impl AsRef<OsStr>],
     variables: &[(&str, &str)],
 ) -> Run {
     let config = format!(
         "[cuda]\nmemory = \"{memory}\"\n[snapshot]\nlock_timeout = \"2s\"\n[restart]\nbackoff = \"10ms\"\n"
     );
-    fs::write(place.file("config"), config).expect("written");
+    // Changed while no supervisor runs, it would be a file of an unknown program.
+    if !place.file("config").exists() {
+        fs::write(place.file("config"), config).expect("written");
+    }
     let mut command = place.command(&["--interval", "never", "--config", "config", "--"]);
     command.args(words);
     let mut wrapped = gpu.wrap(&command);

@@ -7,8 +7,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::harness::{
-    ON_REQUEST, Place, Run, apply, as_root, as_root_and_user, criu_script, descendants, wait_until,
-    wait_until_gone, wait_until_or,
+    ON_REQUEST, Place, Run, apply, as_root, as_root_and_user, criu_script, wait_until,
+    wait_until_or,
 };
 
 /// Writes lines that differ between attempts: each contains the random number of the previous line. Ends when the file
@@ -68,14 +68,6 @@ fn with_images(script: &str, images: usize) -> (Place, Run) {
     (place, run)
 }
 
-/// Kills the supervisor and waits until all processes of its run have exited.
-fn kill_supervisor(run: &mut Run) {
-    let everything = descendants(run.pid());
-    run.signal(Signal::SIGKILL);
-    run.wait();
-    wait_until_gone(&everything);
-}
-
 fn restored(place: &Place) -> Vec<String> {
     let err = place.text("err");
     let lines = err.lines();
@@ -127,7 +119,7 @@ fn an_image_passed_over_is_abandoned_before_the_older_one_runs() {
     run.crash();
     wait_for_restores(&place, &["000002", "000001"]);
     wait_for_output_beyond(&place, 4 * length(&place));
-    kill_supervisor(&mut run);
+    run.kill_supervisor();
     let mut again = start(&place, CHAIN);
     wait_for_restores(&place, &["000002", "000001", "000001"]);
     finish(&place, &mut again);
@@ -149,7 +141,7 @@ fn an_older_image_does_not_run_if_the_newer_cannot_be_abandoned() {
 #[apply(as_root)]
 fn restores_that_all_fail_leave_files_and_output_as_they_were() {
     let (place, mut run) = with_images(CHAIN, 3);
-    kill_supervisor(&mut run);
+    run.kill_supervisor();
     let before = ["out", "log"].map(|name| place.text(name));
     set(&place, ".ckpt-run/failures", "99");
     assert_eq!(start(&place, CHAIN).wait(), 125, "{}", place.text("err"));
@@ -175,13 +167,13 @@ fn output_is_whole_after_failed_restores_under_one_supervisor() {
 fn killed_restore_of_an_older_image_continues_from_it() {
     let script = output_alone();
     let (place, mut run) = with_images(&script, 2);
-    kill_supervisor(&mut run);
+    run.kill_supervisor();
     set(&place, ".ckpt-run/failures", "2");
     set(&place, ".ckpt-run/hold", "");
     let mut second = start(&place, &script);
     place.wait_for("err", "restoring image=000001");
     wait_until("CRIU", || place.file(".ckpt-run/held").exists());
-    kill_supervisor(&mut second);
+    second.kill_supervisor();
     fs::remove_file(place.file(".ckpt-run/hold")).expect("removed");
     let mut again = start(&place, &script);
     wait_for_restores(&place, &["000001"]);
@@ -191,7 +183,7 @@ fn killed_restore_of_an_older_image_continues_from_it() {
 #[apply(as_root)]
 fn a_stop_in_the_restore_of_an_older_image_reverts_the_return() {
     let (place, mut run) = with_images(CHAIN, 2);
-    kill_supervisor(&mut run);
+    run.kill_supervisor();
     let before = ["out", "log"].map(|name| place.text(name));
     set(&place, ".ckpt-run/failures", "2");
     set(&place, ".ckpt-run/hold", "");
@@ -210,7 +202,7 @@ fn a_stop_in_the_restore_of_an_older_image_reverts_the_return() {
 #[apply(as_root)]
 fn failed_restore_of_a_named_image_changes_nothing() {
     let (place, mut run) = with_images(CHAIN, 2);
-    kill_supervisor(&mut run);
+    run.kill_supervisor();
     let before = ["out", "log"].map(|name| place.text(name));
     set(&place, ".ckpt-run/failures", "99");
     let mut named = place.start_with(&["restore", "000001"], &[], faulty_criu);
@@ -233,12 +225,12 @@ fn output_alone() -> String {
 fn cut_to_the_first_image() -> (Place, String) {
     let script = output_alone();
     let (place, mut run) = with_images(&script, 2);
-    kill_supervisor(&mut run);
+    run.kill_supervisor();
     let before = place.text("out");
     set(&place, ".ckpt-run/hold", "");
     let mut cut = place.start_with(&["restore", "000001"], &[], faulty_criu);
     wait_until("CRIU", || place.file(".ckpt-run/held").exists());
-    kill_supervisor(&mut cut);
+    cut.kill_supervisor();
     assert!(place.text("out").len() < before.len());
     fs::remove_file(place.file(".ckpt-run/hold")).expect("removed");
     (place, before)
@@ -279,7 +271,7 @@ fn short_output_without_saved_data_is_refused_by_name() {
 fn an_output_of_other_bytes_is_refused_by_name() {
     let script = output_alone();
     let (place, mut run) = with_images(&script, 1);
-    kill_supervisor(&mut run);
+    run.kill_supervisor();
     let text = place.text("out");
     set(&place, "out", &text.replace("start", "other"));
     let mut refused = start(&place, &script);
@@ -299,7 +291,7 @@ fn an_output_of_other_bytes_is_refused_by_name() {
 fn emptied_output_starts_again_with_a_warning() {
     let script = output_alone();
     let (place, mut run) = with_images(&script, 1);
-    kill_supervisor(&mut run);
+    run.kill_supervisor();
     set(&place, "out", "");
     let mut again = start(&place, &script);
     wait_for_restores(&place, &["000001"]);
