@@ -16,8 +16,9 @@ use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 
 use crate::plugin::variables::GO_ON;
 
-/// Maximum number of threads that write into the memory of a process. CRIU's long reads have about as many pieces.
-const WRITERS_MAX: usize = 6;
+/// Maximum number of threads that write into the memory of a process, besides the sender's own. CRIU's long reads have
+/// about five pieces, and CRIU restores several processes at once.
+const WRITERS_MAX: usize = 4;
 
 /// Maximum number of parts on their way into memory.
 const TRANSFERS_MAX: usize = 16;
@@ -33,6 +34,11 @@ impl<T: AsRef<[u8]>> Part<T> {
     pub fn bytes(&self) -> &[u8] {
         &self.piece.as_ref().as_ref()[self.bytes.clone()]
     }
+}
+
+/// Marks an error as the reader's end.
+fn gone(error: io::Error) -> io::Error {
+    io::Error::new(io::ErrorKind::BrokenPipe, error)
 }
 
 /// The memory of a process that reads.
@@ -67,7 +73,12 @@ struct Transfer<T> {
 impl<T: AsRef<[u8]>> Transfer<T> {
     fn carry_out(&self) -> io::Result<()> {
         let file = &self.memory.file;
-        file.write_all_at(self.part.bytes(), self.address)
+        let written = file.write_all_at(self.part.bytes(), self.address);
+        // Nothing can be written into the memory of a process that has ended.
+        written.map_err(|error| match error.kind() {
+            io::ErrorKind::WriteZero => gone(error),
+            kind => io::Error::new(kind, format!("cannot write into CRIU's memory: {error}")),
+        })
     }
 }
 
@@ -90,7 +101,7 @@ impl<T: AsRef<[u8]> + Send + Sync> Writers<T> {
     {
         let cores = available_parallelism().map_or(1, usize::from);
         let (tell, done) = channel();
-        let threads = (1..cores.min(WRITERS_MAX)).map_while(|_| {
+        let threads = (0..WRITERS_MAX.min(cores - 1)).map_while(|_| {
             let (tell, (thread, transfers)) = (tell.clone(), channel::<Transfer<T>>());
             let work = move || {
                 for transfer in transfers {
@@ -152,24 +163,30 @@ pub(super) struct LongRead {
 impl LongRead {
     /// Receives the request of a reader that first reads `in_pipe` bytes from its pipe, of a file that then has `left`
     /// bytes more. Returns `None` if all its bytes come through the pipe. Otherwise the pipe is empty afterwards.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::BrokenPipe`]: the reader has ended.
     pub fn begin(
         mut reader: UnixStream,
         memory: Memory,
         in_pipe: u64,
         left: u64,
     ) -> io::Result<Option<Self>> {
-        let [mut address, mut len] = [[0; 8]; 2];
-        reader.read_exact(&mut address)?;
-        reader.read_exact(&mut len)?;
+        let mut request = [[0; 8]; 2];
+        if reader.read_exact(request.as_flattened_mut()).is_err() {
+            return Ok(None);
+        }
+        let [address, len] = request;
         let len = u64::from_le_bytes(len).min(in_pipe.saturating_add(left));
         let answer = [in_pipe.to_le_bytes(), len.to_le_bytes()];
-        reader.write_all(answer.as_flattened())?;
+        reader.write_all(answer.as_flattened()).map_err(gone)?;
         let left = len.saturating_sub(in_pipe);
         if left == 0 {
             return Ok(None);
         }
-        // The answer also proves that the process whose memory was opened is the reader, and not a later one with its pid.
-        reader.read_exact(&mut [0])?;
+        // It also proves that memory that was opened for this read is the reader's, and not that of a later process with
+        // its pid. Memory from an earlier read is the reader's or that of a process that has ended.
+        reader.read_exact(&mut [0]).map_err(gone)?;
         Ok(Some(Self {
             reader,
             memory,
@@ -204,7 +221,7 @@ impl LongRead {
         }
         transfer.carry_out()?;
         writers.finish()?;
-        self.reader.write_all(&[GO_ON])
+        self.reader.write_all(&[GO_ON]).map_err(gone)
     }
 
     /// Returns true if the reader has all its bytes.

@@ -34,7 +34,7 @@ pub use plugin::{
     plugin_restores, plugin_takes,
 };
 pub use question::{Question, asks_at_dump, asks_when_restored, plugin_follows_no_links};
-pub use serve::{Serve, ServeError};
+pub use serve::Serve;
 
 #[cfg(test)]
 mod stand_in_tests;

@@ -1,15 +1,14 @@
 //! Sender of the image stream of `criu restore --stream`.
 //!
 //! CRIU and the processes that it restores request image files by name over one connection. Each file is sent through a
-//! separate pipe by a separate thread, which writes memory pages directly into CRIU (`image_pipe`). If CRIU has an action script, the plugin asks for permission in its place before
-//! the processes run.
+//! separate pipe by a separate thread, which writes memory pages directly into CRIU (`image_pipe`). If CRIU has an action
+//! script, the plugin asks for permission in its place before the processes run.
 
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 
 use nix::poll::PollTimeout;
 
@@ -17,18 +16,6 @@ use super::image_pipe::ImagePipe;
 use super::message::{read_request, receive_pipe, wait_readable, write_reply};
 use super::question::RESTORED_SOCKET;
 use crate::plugin::variables::GO_ON;
-use crate::sync::locked;
-
-/// Reasons why an image could not be sent to CRIU.
-#[derive(Debug, thiserror::Error)]
-pub enum ServeError<E> {
-    /// The connection to CRIU broke.
-    #[error("cannot send CRIU its image stream")]
-    Stream(#[source] io::Error),
-    /// The source of an image file failed.
-    #[error(transparent)]
-    Source(E),
-}
 
 /// Sockets for a restore that has not started yet.
 #[derive(Debug)]
@@ -53,28 +40,25 @@ impl Serve {
 
     /// Serves one restore until CRIU closes the connection or `cancel` becomes readable or is closed.
     ///
-    /// `send` writes an image file into a pipe. Its error closes that pipe, which CRIU treats as a truncated image, and
-    /// is returned at the end. If CRIU closes a pipe early, `send` decides if that is an error. With the action script,
-    /// `restored` is called when everything is restored and no process runs yet.
+    /// `send` sends an image file. If it fails, it closes the pipe, which CRIU treats as a truncated image. With the
+    /// action script, `restored` is called when everything is restored and no process runs yet.
     ///
     /// # Errors
-    /// The first error of `send`, or the stream's own.
-    pub fn run<E: Send>(
+    /// The connection to CRIU broke.
+    pub fn run(
         self,
         cancel: &impl AsFd,
         exists: impl Fn(&str) -> bool,
-        send: impl Fn(&str, ImagePipe<'_>) -> Result<(), E> + Sync,
+        send: impl Fn(&str, ImagePipe<'_>) + Sync,
         restored: impl FnOnce(),
-    ) -> Result<(), ServeError<E>> {
-        let [called, _] =
-            wait_readable([&self.stream, cancel], PollTimeout::NONE).map_err(ServeError::Stream)?;
+    ) -> io::Result<()> {
+        let [called, _] = wait_readable([&self.stream, cancel], PollTimeout::NONE)?;
         if !called {
             return Ok(());
         }
-        let (connection, _) = self.stream.accept().map_err(ServeError::Stream)?;
-        let failed: Mutex<Option<E>> = Mutex::new(None);
+        let (connection, _) = self.stream.accept()?;
         let mut restored = Some(restored);
-        let outcome = std::thread::scope(|scope| {
+        std::thread::scope(|scope| {
             loop {
                 let [requested, asked, _] =
                     wait_readable([&connection, &self.restored, cancel], PollTimeout::NONE)?;
@@ -94,24 +78,12 @@ impl Serve {
                     return Ok(());
                 };
                 let Some(pipe) = pipe else { continue };
-                let folder = &self.folder;
-                let (send, failed) = (&send, &failed);
+                let (folder, send) = (&self.folder, &send);
                 std::thread::Builder::new()
                     .name("image".to_owned())
-                    .spawn_scoped(scope, move || {
-                        if let Err(error) = send(&name, ImagePipe { pipe, folder }) {
-                            locked(failed).get_or_insert(error);
-                        }
-                    })?;
+                    .spawn_scoped(scope, move || send(&name, ImagePipe { pipe, folder }))?;
             }
-        });
-        match failed
-            .into_inner()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
-        {
-            Some(error) => Err(ServeError::Source(error)),
-            None => outcome.map_err(ServeError::Stream),
-        }
+        })
     }
 }
 

@@ -8,6 +8,7 @@ const AT_SYMLINK_NOFOLLOW: c_int = 0x100;
 const STATX_TYPE: c_uint = 1;
 const STATX_INO: c_uint = 0x100;
 const S_IFMT: u32 = 0o170_000;
+const S_IFIFO: u32 = 0o010_000;
 const S_IFCHR: u32 = 0o020_000;
 const S_IFREG: u32 = 0o100_000;
 
@@ -66,6 +67,10 @@ impl Inode {
     /// Returns the driver's number, if it is a character device.
     pub fn character_device(&self) -> Option<u32> {
         (u32::from(self.mode) & S_IFMT == S_IFCHR).then_some(self.device_file_major)
+    }
+
+    pub fn is_pipe(&self) -> bool {
+        u32::from(self.mode) & S_IFMT == S_IFIFO
     }
 
     pub fn is_regular(&self) -> bool {

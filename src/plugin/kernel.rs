@@ -119,6 +119,7 @@ unsafe extern "C" {
     fn getenv(name: *const c_char) -> *const c_char;
     pub fn open(path: *const c_char, flags: c_int, ...) -> c_int;
     pub fn close(descriptor: c_int) -> c_int;
+    pub fn _exit(code: c_int) -> !;
     pub fn socket(family: c_int, kind: c_int, protocol: c_int) -> c_int;
     pub fn connect(socket: c_int, address: *const c_void, len: c_uint) -> c_int;
 }

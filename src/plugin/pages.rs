@@ -6,23 +6,26 @@
 //!
 //! ```text
 //! plugin       connects to the socket of the pipe and sends address and length
-//! supervisor   number of bytes that are in the pipe already, and of those that this read returns. If the former are
-//!              enough, the exchange ends
-//! plugin       reads them, and then sends GO_ON
+//! supervisor   in_pipe: number of bytes that are in the pipe already
+//!              len: number of bytes that this read returns. If they are in the pipe, the exchange ends here
+//! plugin       reads `in_pipe` bytes from the pipe, and then sends GO_ON
 //! supervisor   writes the remaining bytes, and then sends GO_ON
 //! ```
 //! If there is no such socket, or the supervisor closes the connection instead of the first answer, all bytes come
-//! through the pipe.
+//! through the pipe. If the exchange breaks later, this process exits: CRIU (4.2.1) ignores failed reads of shared memory.
 
 use core::ffi::{c_int, c_long, c_void};
 
 use super::connection::{Connection, PATH_BYTES, read_full};
 use super::inode::Inode;
 use super::interposed::as_library;
-use super::kernel::{EIO, READ, variable};
+use super::kernel::{_exit, READ, variable};
 use super::system_call::{address, system_call};
 use super::text::Buffer;
 use super::variables::{GO_ON, LONG_READ_MIN, PAGES};
+
+/// Most bytes that the kernel reads at once.
+const READ_BYTES_MAX: usize = 0x7fff_f000;
 
 /// Reads like the C library's function.
 ///
@@ -34,13 +37,13 @@ pub unsafe extern "C" fn read(file: c_int, into: *mut c_void, len: usize) -> c_l
         && let Some(connection) = connect(file)
     {
         // SAFETY: by the contract above. The bytes are only written.
-        let into = unsafe { core::slice::from_raw_parts_mut(into.cast::<u8>(), len) };
-        if let Some(read) = read_directly(&connection, file, into) {
-            let result = match read {
-                Ok(len) => len.cast_signed() as c_long,
-                Err(Broken) => -c_long::from(EIO),
-            };
-            return as_library(result);
+        let into =
+            unsafe { core::slice::from_raw_parts_mut(into.cast::<u8>(), len.min(READ_BYTES_MAX)) };
+        match read_directly(&connection, file, into) {
+            Some(Ok(len)) => return len.cast_signed() as c_long,
+            // SAFETY: takes a number and does not return.
+            Some(Err(Broken)) => unsafe { _exit(1) },
+            None => {}
         }
     }
     let arguments = [
@@ -55,20 +58,25 @@ pub unsafe extern "C" fn read(file: c_int, into: *mut c_void, len: usize) -> c_l
     as_library(unsafe { system_call(READ, arguments) })
 }
 
-/// The exchange broke when bytes had been taken for it.
+/// An exchange that broke after bytes were taken from the pipe.
 struct Broken;
 
 /// Connects to the supervisor's socket for a pipe.
 fn connect(file: c_int) -> Option<Connection> {
     let prefix = variable(PAGES)?;
-    let pipe = Inode::of_descriptor(file)?;
+    let pipe = Inode::of_descriptor(file).filter(Inode::is_pipe)?;
+    let (major, minor) = pipe.device();
+    // The sockets' folder has longer names.
     let mut path = Buffer::<PATH_BYTES>::new();
     path.push(prefix.to_bytes());
-    path.push_number(i64::try_from(pipe.number).ok()?);
+    for number in [major.into(), minor.into(), pipe.number] {
+        path.push(b".");
+        path.push_number(i64::try_from(number).ok()?);
+    }
     Connection::open(path.as_c())
 }
 
-/// Reads into `into`, and returns the number of bytes, or an error. Returns `None` if the bytes come through the pipe.
+/// Reads into `into`, and returns the number of bytes. Returns `None` if the bytes come through the pipe.
 fn read_directly(
     connection: &Connection,
     pipe: c_int,

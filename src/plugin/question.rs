@@ -19,7 +19,7 @@
 use core::ffi::{CStr, c_char, c_int};
 
 use super::connection::Connection;
-use super::kernel::variable;
+use super::kernel::{_exit, variable};
 use super::variables::{BEGIN, DUMPED, GO_ON, RESTORED, SCRIPT};
 
 /// Starts a program like the C library's function. For the action script, it asks instead, and ends CRIU's child.
@@ -67,5 +67,4 @@ unsafe extern "C" {
         arguments: *const *const c_char,
         environment: *const *const c_char,
     ) -> c_int;
-    fn _exit(code: c_int) -> !;
 }

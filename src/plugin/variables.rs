@@ -27,7 +27,8 @@ pub const FILTERS: &CStr = c"CKPT_RUN_PLUGIN_FILTERS";
 pub const CALLS: &CStr = c"CKPT_RUN_PLUGIN_CALLS";
 /// Mount points, separated by newlines, on which symbolic links are disabled during a restore.
 pub const NO_LINKS: &CStr = c"CKPT_RUN_PLUGIN_NO_LINKS";
-/// Beginning of the paths of the sockets for long reads of memory pages. The inode number of the pipe follows.
+/// Beginning of the paths of the sockets for long reads of memory pages. Device (major and minor number) and inode number
+/// of the pipe follow, each after a dot.
 pub const PAGES: &CStr = c"CKPT_RUN_PLUGIN_PAGES";
 /// Shortest read that the supervisor serves directly. The exchange takes as long as to read about 128 KiB.
 pub const LONG_READ_MIN: usize = 512 << 10;

@@ -1,9 +1,11 @@
 //! The run of `criu restore` for an image.
 
 use std::ffi::OsString;
+use std::io::ErrorKind;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::sync::Mutex;
 use std::thread;
 use std::time::Duration;
 
@@ -12,7 +14,7 @@ use super::image_files::ImageFiles;
 use super::landing::Landing;
 use crate::config;
 use crate::criu::{
-    ImagePipe, ImageSource, Inherited, RestoreOptions, Serve, ServeError, Tcp, asks_when_restored,
+    ImagePipe, ImageSource, Inherited, RestoreOptions, Serve, Tcp, asks_when_restored,
     plugin_calls, plugin_interposes, plugin_reads_directly, plugin_restores, reports_shortage,
     restore_arguments,
 };
@@ -22,6 +24,7 @@ use crate::run::image_facts::ImageFacts;
 use crate::run::run_context::RunContext;
 use crate::sandbox::{Ended, Sandbox, SandboxError, ToolCommand, ToolRun};
 use crate::store::{ImageReader, ReadError};
+use crate::sync::locked;
 
 /// Number of the first descriptor that CRIU inherits. It is above the descriptors that CRIU is started with, and below
 /// CRIU's service descriptors.
@@ -92,12 +95,13 @@ pub(super) fn run_criu(
     };
     let (stop, stopped) = UnixStream::pair().map_err(RestoreError::Prepare)?;
     let stopped = &stopped;
+    let failure = Failure::default();
     let (ended, served, looked) = thread::scope(|scope| {
         // CRIU reads files directly and requests nothing over the connection.
         let exists = |name: &str| image.contains(&format!("criu/{name}"));
-        let send = |name: &str, pipe: ImagePipe<'_>| send(image, name, pipe);
+        let send = |name: &str, pipe: ImagePipe<'_>| send(image, name, pipe, &failure);
         let serving = scope.spawn(move || serve.run(stopped, exists, send, || drop(lock)));
-        let looking = scope.spawn(|| landing.wait(stopped));
+        let looking = scope.spawn(|| landing.wait(&failure, stopped));
         let ended = sandbox
             .run_tool(tool, &descriptors)
             .and_then(|run| wait(&run, image, context.config.snapshot.timeout));
@@ -108,22 +112,20 @@ pub(super) fn run_criu(
         drop(stop);
         (ended, serving.join(), looking.join())
     });
-    let served = served.map_err(|_| RestoreError::Panicked)?;
-    match looked.map_err(|_| RestoreError::Panicked)? {
-        Some(looked) => looked?,
-        None if matches!(ended, Ok(Ended::Exited(0))) => {
-            sandbox.kill();
-            return Err(RestoreError::NotAsked);
-        }
-        None => {}
+    // A successful CRIU has read everything it needs, even if its connection broke.
+    let _ = served.map_err(|_| RestoreError::Panicked)?;
+    let looked = looked.map_err(|_| RestoreError::Panicked)?;
+    if let Some(error) = failure.take() {
+        sandbox.kill();
+        return Err(error);
     }
-    match (ended, served) {
-        (_, Err(ServeError::Source(error))) => {
+    match (ended, looked) {
+        (_, Some(Err(error))) => Err(error),
+        (Ok(Ended::Exited(0)), Some(Ok(()))) => Ok(()),
+        (Ok(Ended::Exited(0)), None) => {
             sandbox.kill();
-            Err(error.into())
+            Err(RestoreError::NotAsked)
         }
-        // A successful CRIU has read everything it needs.
-        (Ok(Ended::Exited(0)), Ok(()) | Err(ServeError::Stream(_))) => Ok(()),
         (Ok(Ended::Signaled(signal)), _) => Err(RestoreError::Killed {
             signal,
             log: logged(&log),
@@ -165,16 +167,52 @@ pub(super) fn tcp(context: &RunContext, facts: &ImageFacts) -> Tcp {
     }
 }
 
-/// Sends an image file to CRIU, which may close a pipe before its end if it needs no more data.
-fn send(image: &ImageReader, name: &str, pipe: ImagePipe<'_>) -> Result<(), ReadError> {
+/// Sends an image file to CRIU, which may close a pipe before its end if it needs no more data. A failure is recorded
+/// before CRIU can notice it and continue.
+fn send(image: &ImageReader, name: &str, pipe: ImagePipe<'_>, failure: &Failure) {
     let name = format!("criu/{name}");
     let len = image.len_of(&name).unwrap_or_default();
     let sent = pipe.send(len, |sending| {
-        image.each_piece(&name, |piece| sending.put(piece))
+        let _panics = failure.on_panic();
+        let sent = image.each_piece(&name, |piece| sending.put(piece));
+        if let Err(error) = sent
+            && !matches!(&error, ReadError::Sink(error) if error.kind() == ErrorKind::BrokenPipe)
+        {
+            failure.record(error.into());
+        }
     });
-    match sent.map_err(ReadError::Sink)? {
-        Err(ReadError::Sink(_)) => Ok(()),
-        other => other,
+    if let Err(error) = sent {
+        failure.record(RestoreError::Prepare(error));
+    }
+}
+
+/// The first failure to send a part of the image.
+#[derive(Default)]
+pub(super) struct Failure(Mutex<Option<RestoreError>>);
+
+impl Failure {
+    fn record(&self, error: RestoreError) {
+        locked(&self.0).get_or_insert(error);
+    }
+
+    /// Takes the failure.
+    pub fn take(&self) -> Option<RestoreError> {
+        locked(&self.0).take()
+    }
+
+    /// Returns a guard that records a panic.
+    fn on_panic(&self) -> impl Drop {
+        OnPanic(self)
+    }
+}
+
+struct OnPanic<'a>(&'a Failure);
+
+impl Drop for OnPanic<'_> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.0.record(RestoreError::Panicked);
+        }
     }
 }
 

@@ -7,6 +7,7 @@
 use std::os::fd::AsFd;
 use std::path::Path;
 
+use super::criu_restore::Failure;
 use super::error::RestoreError;
 use crate::clock;
 use crate::criu::{PluginVariable, Question, plugin_follows_no_links};
@@ -58,11 +59,11 @@ impl<'a> Landing<'a> {
         Ok(variables)
     }
 
-    /// Waits for the plugin, then completes and checks the tasks. Kills them if they have other files open. Returns
-    /// `None` if `cancel` ended before the plugin asked.
-    pub fn wait(&self, cancel: &impl AsFd) -> Option<Result<(), RestoreError>> {
+    /// Waits for the plugin, then completes and checks the tasks. Kills them if the image was not sent completely or they
+    /// have other files open. Returns `None` if `cancel` ended before the plugin asked.
+    pub fn wait(&self, sending: &Failure, cancel: &impl AsFd) -> Option<Result<(), RestoreError>> {
         self.question.wait(cancel, || {
-            let completed = self.complete();
+            let completed = sending.take().map_or_else(|| self.complete(), Err);
             completed.inspect_err(|_| self.sandbox.kill())
         })
     }

@@ -15,7 +15,7 @@ use std::time::Duration;
 use super::super::error::GpuError;
 use super::error::ResidentError;
 use super::kept_memory::KeptMemory;
-use super::known_blocks::{Changes, KnownBlocks, Place};
+use super::known_blocks::{Changes, Place};
 use super::refill::Memory;
 use crate::agent_client::{Held, Segment};
 use crate::copier::{Copier, CopierError, Lane, SegmentId};
@@ -281,14 +281,13 @@ impl CopyLanes {
         memory.map(import).collect()
     }
 
-    /// Fills the memory of an image's processes from the image's streams. `blocks` gets to know it.
+    /// Fills the memory of an image's processes from the image's streams. Returns the fingerprints of its blocks.
     pub fn fill(
         &self,
         facts: &ResidentFacts,
         segments: &[SegmentId],
         image: &ImageReader,
-        blocks: &KnownBlocks,
-    ) -> Result<(), ResidentError> {
+    ) -> Result<Changes, ResidentError> {
         let (parts, places, found) = (facts.parts(), facts.places(), Changes::default());
         let parts: Vec<&Part> = parts.iter().collect();
         let open = |part: &Part| {
@@ -310,16 +309,12 @@ impl CopyLanes {
                     }
                     Ok(len)
                 })?;
-                // Without them, the next image copies this part.
-                if let Ok(fingerprints) = lane.fingerprints(id, range) {
-                    let place = Place::of(places[part.segment], part);
-                    found.filled(place, &part.stream, fingerprints);
-                }
+                let place = Place::of(places[part.segment], part);
+                found.filled(place, &part.stream, lane.fingerprints(id, range).ok());
                 Ok(())
             };
         self.side_by_side(&parts, open, copy, |_, _| Ok(()))?;
-        blocks.keep(image.manifest().id, &found);
-        Ok(())
+        Ok(found)
     }
 
     /// Ends the copier if no piece is transferred in time; returns when all lanes are done.

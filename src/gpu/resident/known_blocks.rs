@@ -55,16 +55,16 @@ type Earlier = (EarlierStreams, Arc<Parts>);
 /// Bytes that an image may have to copy besides twice those of the image before.
 const MORE_BYTES: u64 = 1 << 30;
 
-/// Device memory in the newest image.
+/// Device memory in the image that was committed or restored last.
 #[derive(Clone, Debug)]
 struct Newest {
     image: ImageId,
     parts: Arc<Parts>,
-    /// Bytes that were copied for it.
+    /// Bytes that were copied from the GPU for it, or to the GPU from it.
     copied: u64,
 }
 
-/// Blocks of device memory in the newest image.
+/// Blocks of device memory in the image that was committed or restored last, the newest for short.
 #[derive(Debug)]
 pub(crate) struct KnownBlocks {
     /// Random keys; `None` if there is no randomness, and then all memory is copied.
@@ -178,10 +178,17 @@ impl Changes {
         Ok(())
     }
 
-    /// Notes a part that was filled from its stream, and its fingerprints.
-    pub(super) fn filled(&self, place: Place, stream: &str, fingerprints: Vec<Fingerprint>) {
+    /// Records a part that was filled from its stream. Without `fingerprints`, the next image copies it.
+    pub(super) fn filled(
+        &self,
+        place: Place,
+        stream: &str,
+        fingerprints: Option<Vec<Fingerprint>>,
+    ) {
         self.copied.fetch_add(place.len, Ordering::Relaxed);
-        self.record(place, stream, fingerprints);
+        if let Some(fingerprints) = fingerprints {
+            self.record(place, stream, fingerprints);
+        }
     }
 
     fn record(&self, place: Place, stream: &str, fingerprints: Vec<Fingerprint>) {

@@ -4,12 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::copy_lanes::CopyLanes;
 use super::error::ResidentError;
-use super::known_blocks::KnownBlocks;
+use super::known_blocks::Changes;
 use super::standby::{Ready, Standby};
 use crate::agent_client::Held;
 use crate::cuda::GpuUuid;
 use crate::run::resident_facts::{ResidentFacts, ResidentSegment};
-use crate::store::ImageReader;
+use crate::store::{ImageId, ImageReader};
 
 use crate::run::gpu_facts::GpuPairs;
 use crate::run::run_context::RunContext;
@@ -29,15 +29,26 @@ pub(crate) fn refill(
     map: &GpuPairs,
 ) -> Result<Memory, ResidentError> {
     let (id, gpus) = (image.manifest().id, gpus_now(facts, map)?);
-    match standby.take_for(id, &context.program, &gpus)? {
-        Ready::Memory(_, memory) => {
+    let filled = match standby.take_for(id, &context.program, &gpus)? {
+        Ready::Memory(filled) => {
             // Counts the bytes read by a reader without a progress watch.
             let read = usize::try_from(facts.bytes()).unwrap_or(usize::MAX);
             image.given().add(read);
-            Ok(memory)
+            filled
         }
-        Ready::Copier(copy_lanes) => fill(copy_lanes, image, facts, map, &standby.blocks),
-    }
+        Ready::Copier(copy_lanes) => fill(copy_lanes, image, facts, map)?,
+    };
+    standby.blocks.keep(id, &filled.found);
+    Ok(filled.memory)
+}
+
+/// Memory of an image on the GPUs.
+#[derive(Debug)]
+pub(crate) struct FilledMemory {
+    pub image: ImageId,
+    pub memory: Memory,
+    /// Fingerprints of its blocks.
+    pub found: Changes,
 }
 
 /// Does the same with a copier that is ready for these GPUs.
@@ -46,17 +57,20 @@ pub(super) fn fill(
     image: &ImageReader,
     facts: &ResidentFacts,
     map: &GpuPairs,
-    blocks: &KnownBlocks,
-) -> Result<Memory, ResidentError> {
+) -> Result<FilledMemory, ResidentError> {
     if !facts.is_sane() {
         return Err(ResidentError::Facts);
     }
     let (memory, segments) = copy_lanes.make(facts, |then| new_gpu(map, then))?;
     tracing::debug!(bytes = facts.bytes(), "GPU memory is allocated");
-    copy_lanes.fill(facts, &segments, image, blocks)?;
+    let found = copy_lanes.fill(facts, &segments, image)?;
     tracing::debug!("GPU memory is filled");
     copy_lanes.leave();
-    Ok(memory)
+    Ok(FilledMemory {
+        image: image.manifest().id,
+        memory,
+        found,
+    })
 }
 
 /// Returns the replacement of a GPU, or the GPU itself.

@@ -120,6 +120,8 @@ impl GpuMove<'_> {
         let gpus = gpus.ok_or(ResidentError::Facts)?;
         let segments = self.copy_lanes.import(gpus.into_iter().zip(memory))?;
         let Self { facts, image, .. } = self;
-        self.copy_lanes.fill(facts, &segments, image, self.blocks)
+        let found = self.copy_lanes.fill(facts, &segments, image)?;
+        self.blocks.keep(image.manifest().id, &found);
+        Ok(())
     }
 }

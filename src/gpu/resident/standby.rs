@@ -15,7 +15,7 @@ use std::thread::{self, JoinHandle};
 use super::copy_lanes::CopyLanes;
 use super::error::ResidentError;
 use super::known_blocks::KnownBlocks;
-use super::refill::{Memory, fill, gpus_now};
+use super::refill::{FilledMemory, fill, gpus_now};
 use crate::copier::{Copier, CopierError};
 use crate::cuda::GpuUuid;
 use crate::run::gpu_facts::GpuFacts;
@@ -33,7 +33,7 @@ pub(crate) struct Standby {
     ready: Slot<Ready>,
     /// Image whose memory is being filled or filled.
     filled: Mutex<Filled>,
-    /// Blocks of device memory in the newest image.
+    /// Blocks of device memory in the image that was committed or restored last.
     pub blocks: KnownBlocks,
 }
 
@@ -45,8 +45,8 @@ type Filled = Arc<Mutex<Option<ImageId>>>;
 pub(crate) enum Ready {
     /// Copier with contexts.
     Copier(CopyLanes),
-    /// Memory of this image, filled, on its former GPUs.
-    Memory(ImageId, Memory),
+    /// Memory of an image, filled, on its former GPUs.
+    Memory(FilledMemory),
 }
 
 /// Thread with the present or finished preparation; `None` if it failed or was not requested.
@@ -79,12 +79,11 @@ impl Standby {
                 return Some(Ready::Copier(copy_lanes));
             }
             *locked(&filled) = Some(image);
-            let blocks = &standby.blocks;
-            let memory = fill(copy_lanes, &reader, resident, &Vec::new(), blocks);
+            let memory = fill(copy_lanes, &reader, resident, &Vec::new());
             if memory.is_err() {
                 *locked(&filled) = None;
             }
-            Some(Ready::Memory(image, memory.ok()?))
+            Some(Ready::Memory(memory.ok()?))
         });
         *locked(&self.ready) = preparing;
     }
@@ -112,9 +111,9 @@ impl Standby {
         gpus: &[GpuUuid],
     ) -> Result<Ready, ResidentError> {
         match wait_for(&self.ready) {
-            Some(Ready::Memory(filled, memory)) if filled == image => {
+            Some(Ready::Memory(filled)) if filled.image == image => {
                 tracing::debug!("GPU memory was filled while the job exited");
-                Ok(Ready::Memory(filled, memory))
+                Ok(Ready::Memory(filled))
             }
             ready => self.copier(ready, program, gpus).map(Ready::Copier),
         }

@@ -6,6 +6,7 @@ mod changed_files;
 mod counter_job;
 mod criu_faults;
 mod damage;
+mod damaged_memory;
 mod full_disk;
 mod hanging_disk;
 mod job_output;

@@ -10,8 +10,8 @@
 //!   3 or more      none                give up; with an explicit limit, restore the oldest again
 //!     any          no image at all     start anew, or give up, as configured
 //! ```
-//! Ends that the policy does not restart give up before that. An explicit limit on restarts is the only bound. So do ends in
-//! `restart.prevent` and the default limit if there is no image. A requested end is no crash and must not come here.
+//! Ends that the policy does not restart give up before that, and so do a spent explicit limit on restarts and, if there is
+//! no image, the default limit and ends in `restart.prevent`. A requested end is no crash and must not come here.
 //! The supervisor's loop carries the decision out and keeps the [`Budget`].
 
 use std::fmt;
