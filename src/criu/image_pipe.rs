@@ -75,7 +75,7 @@ impl ImagePipe<'_> {
         let requests = has_long.then(|| UnixListener::bind(socket).ok()).flatten();
         let capacity = capacity(&self.pipe)?;
         Ok(thread::scope(|scope| {
-            send(&mut Sending {
+            let mut sending = Sending {
                 scope,
                 pipe: self.pipe,
                 requests,
@@ -86,7 +86,14 @@ impl ImagePipe<'_> {
                 memory: None,
                 writers: None,
                 long_read: None,
-            })
+                direct: 0,
+            };
+            let result = send(&mut sending);
+            let bytes = sending.direct;
+            if bytes > 0 {
+                tracing::debug!(bytes, "wrote memory directly into CRIU");
+            }
+            result
         }))
     }
 }
@@ -111,6 +118,8 @@ pub struct Sending<'scope, 'env, T> {
     writers: Option<Writers<T>>,
     /// The long read that is being served.
     long_read: Option<LongRead>,
+    /// Bytes that were written directly.
+    direct: u64,
 }
 
 impl<'env, T: AsRef<[u8]> + Send + Sync + 'env> Sending<'_, 'env, T> {
@@ -127,11 +136,12 @@ impl<'env, T: AsRef<[u8]> + Send + Sync + 'env> Sending<'_, 'env, T> {
         let mut lent = 0;
         while !part.bytes.is_empty() {
             if let Some(read) = &mut self.long_read {
-                let writers = &mut self.writers;
+                let (writers, before) = (&mut self.writers, part.bytes.start);
                 read.take(
                     &mut part,
                     writers.get_or_insert_with(|| Writers::start(self.scope)),
                 )?;
+                self.direct += (part.bytes.start - before) as u64;
                 self.long_read.take_if(|read| read.is_done());
             } else if self.is_requested()? {
                 self.long_read = self.accept(part.bytes.len() as u64)?;
@@ -331,7 +341,7 @@ while True:
                 sending.put(Piece(buffer, &free))?;
                 keep(sending.lent.len());
             }
-            Ok(sending.writers.is_some())
+            Ok(sending.direct > 0)
         });
         sent?
     }

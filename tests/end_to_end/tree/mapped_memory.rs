@@ -1,7 +1,7 @@
 //! Memory: private, shared, backed by files or anonymous.
 
 use super::survival::{Survival, survives, take_turns};
-use crate::harness::{ON_REQUEST, Place, apply, as_root_and_user, skip, stderr};
+use crate::harness::{ON_REQUEST, Place, apply, as_root_and_user, skip, stderr, wait_until};
 
 #[apply(as_root_and_user)]
 fn a_large_private_memory_survives_to_the_last_byte() {
@@ -13,6 +13,45 @@ for i in steps():
 note(hashlib.blake2b(memory).hexdigest())
 "#,
     );
+}
+
+/// Prints digests of its private and of its shared memory.
+const LARGE: &str = r#"
+import hashlib, mmap, os, time
+content = hashlib.shake_128(b"seed").digest(24 << 20)
+private, shared = bytearray(content), mmap.mmap(-1, len(content))
+shared[:] = content
+while True:
+    print(hashlib.blake2b(private).hexdigest()[:8], hashlib.blake2b(shared).hexdigest()[:8], flush=True)
+    if os.path.exists("go"): break
+    time.sleep(0.1)
+"#;
+
+#[apply(as_root_and_user)]
+fn large_memory_is_written_into_criu_directly() {
+    let place = Place::new();
+    let mut run = place.start_python_with(&ON_REQUEST, LARGE, |command| {
+        command.env("CKPT_RUN_RESTART_BACKOFF", "50ms");
+        command.env("CKPT_RUN_LOG_LEVEL", "debug");
+    });
+    wait_until("the memory", || !place.text("out").is_empty());
+    place.snapshot();
+    run.crash();
+    wait_until("the restore", || {
+        place.text("err").contains("restored image")
+    });
+    place.go();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    let out = place.text("out");
+    let digests: Vec<&str> = out.split_whitespace().collect();
+    assert!(digests.iter().all(|one| *one == digests[0]), "{out}");
+    let said = place.text("err");
+    let direct = said.lines().filter_map(|line| {
+        let (_, bytes) = line.split_once("wrote memory directly into CRIU bytes=")?;
+        bytes.parse::<u64>().ok()
+    });
+    let large = direct.filter(|bytes| *bytes > 20 << 20).count();
+    assert_eq!(large, 2, "private and shared memory: {said}");
 }
 
 #[apply(as_root_and_user)]
