@@ -192,24 +192,11 @@ impl Scene {
     fn computes(&mut self) {
         let before = self.reached();
         wait_until(&format!("progress; {}", self.place.text("err")), || {
-            if self.run.has_ended() {
-                self.go_on_after_giving_up();
-            }
-            self.reached() > before + 1 || self.is_done()
+            let computes = self.reached() > before + 1 || self.is_done();
+            let has_given_up = !computes && self.run.has_ended();
+            assert!(!has_given_up, "{}", self.place.text("err"));
+            computes
         });
-    }
-
-    /// Continues a run that gave up after three crashes. A CRIU that is killed in a dump may take a process of the job with
-    /// it, which counts as a crash by itself: no image after it is progress before it has passed that place.
-    fn go_on_after_giving_up(&mut self) {
-        let said = self.place.text("err");
-        let by_criu = ["end=SIGTRAP", "end=SIGSEGV"].map(|end| said.matches(end).count());
-        assert!(
-            said.contains("giving up: crashed 3 times") && by_criu != [0, 0],
-            "{said}"
-        );
-        self.run = self.job.start(&self.place);
-        self.crashes = 0;
     }
 }
 
