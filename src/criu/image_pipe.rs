@@ -64,7 +64,7 @@ impl ImagePipe<'_> {
     /// # Errors
     /// It is not a pipe.
     pub fn send<'env, T: 'env, R>(
-        self,
+        &'env self,
         file_len: u64,
         send: impl for<'scope> FnOnce(&mut Sending<'scope, 'env, T>) -> R,
     ) -> io::Result<R> {
@@ -77,7 +77,7 @@ impl ImagePipe<'_> {
         Ok(thread::scope(|scope| {
             let mut sending = Sending {
                 scope,
-                pipe: self.pipe,
+                pipe: &self.pipe,
                 requests,
                 capacity,
                 left: file_len,
@@ -102,7 +102,7 @@ impl ImagePipe<'_> {
 #[derive(Debug)]
 pub struct Sending<'scope, 'env, T> {
     scope: &'scope Scope<'scope, 'env>,
-    pipe: File,
+    pipe: &'env File,
     requests: Option<UnixListener>,
     /// Capacity of the pipe.
     capacity: u64,
@@ -181,9 +181,9 @@ impl<'env, T: AsRef<[u8]> + Send + Sync + 'env> Sending<'_, 'env, T> {
     fn fill_pipe(&self, bytes: &[u8], is_lent: bool) -> io::Result<usize> {
         let sent = if is_lent {
             let flags = SpliceFFlags::SPLICE_F_NONBLOCK;
-            vmsplice(&self.pipe, &[IoSlice::new(bytes)], flags).map_err(io::Error::from)
+            vmsplice(self.pipe, &[IoSlice::new(bytes)], flags).map_err(io::Error::from)
         } else {
-            (&self.pipe).write(bytes)
+            (&*self.pipe).write(bytes)
         };
         match sent {
             Ok(0) => Err(io::ErrorKind::WriteZero.into()),
@@ -218,13 +218,13 @@ impl<'env, T: AsRef<[u8]> + Send + Sync + 'env> Sending<'_, 'env, T> {
             self.requests = None;
             return Ok(None);
         };
-        let waiting = ioctl_fionread(&self.pipe)?;
+        let waiting = ioctl_fionread(self.pipe)?;
         let long_read = LongRead::begin(reader, memory, waiting, self.left + left)?;
         if long_read.is_some() {
             self.lent.clear();
             // A larger pipe works too, but less is written directly.
-            let _ = fcntl(&self.pipe, FcntlArg::F_SETPIPE_SZ(SHORT_PIPE));
-            self.capacity = capacity(&self.pipe)?;
+            let _ = fcntl(self.pipe, FcntlArg::F_SETPIPE_SZ(SHORT_PIPE));
+            self.capacity = capacity(self.pipe)?;
         }
         Ok(long_read)
     }

@@ -99,7 +99,7 @@ pub(super) fn run_criu(
     let (ended, served, looked) = thread::scope(|scope| {
         // CRIU reads files directly and requests nothing over the connection.
         let exists = |name: &str| image.contains(&format!("criu/{name}"));
-        let send = |name: &str, pipe: ImagePipe<'_>| send(image, name, pipe, &failure);
+        let send = |name: &str, pipe: ImagePipe<'_>| send(image, name, &pipe, &failure);
         let serving = scope.spawn(move || serve.run(stopped, exists, send, || drop(lock)));
         let looking = scope.spawn(|| landing.wait(&failure, stopped));
         let ended = sandbox
@@ -169,7 +169,7 @@ pub(super) fn tcp(context: &RunContext, facts: &ImageFacts) -> Tcp {
 
 /// Sends an image file to CRIU, which may close a pipe before its end if it needs no more data. A failure is recorded
 /// before CRIU can notice it and continue.
-fn send(image: &ImageReader, name: &str, pipe: ImagePipe<'_>, failure: &Failure) {
+fn send(image: &ImageReader, name: &str, pipe: &ImagePipe<'_>, failure: &Failure) {
     let name = format!("criu/{name}");
     let len = image.len_of(&name).unwrap_or_default();
     let sent = pipe.send(len, |sending| {
