@@ -33,8 +33,8 @@ use crate::plugin::variables::{LONG_READ_MIN, PAGES};
 const PAGE_BYTES: u64 = 4096;
 /// Beginning of the names of the sockets for long reads.
 const SOCKET: &str = "pages";
-/// Size of a pipe whose reader makes long reads: what is in the pipe is not written directly. The pipes of memory pages
-/// are larger before (`message`).
+/// Size of a pipe whose reader makes long reads: bytes in the pipe are not written directly. Until the first long read, the
+/// pipes of memory pages are larger (`message`).
 const SHORT_PIPE: i32 = 64 << 10;
 
 /// Returns the variable for long reads, with their sockets in this folder.
@@ -98,7 +98,7 @@ impl ImagePipe<'_> {
     }
 }
 
-/// An image file on its way. If it is dropped before the end, what is still in the pipe may change.
+/// An image file on its way. If it is dropped before the end, bytes still in the pipe may change.
 #[derive(Debug)]
 pub struct Sending<'scope, 'env, T> {
     scope: &'scope Scope<'scope, 'env>,
@@ -126,7 +126,7 @@ impl<'env, T: AsRef<[u8]> + Send + Sync + 'env> Sending<'_, 'env, T> {
     /// Sends a piece, and drops the pieces that are free again.
     ///
     /// # Errors
-    /// [`io::ErrorKind::BrokenPipe`] if the reader has closed the pipe or ended; CRIU's memory cannot be written. CRIU may
+    /// [`io::ErrorKind::BrokenPipe`] if the reader has closed the pipe or exited; CRIU's memory cannot be written. CRIU may
     /// not notice the end of the file: it ignores failed reads of shared memory (4.2.1).
     pub fn put(&mut self, piece: T) -> io::Result<()> {
         let bytes = 0..piece.as_ref().len();
@@ -288,11 +288,15 @@ while True:
 
     /// Starts the reader of a new pipe.
     fn start_reader(folder: &TempDir, seed: usize) -> (Child, PipeWriter) {
+        start_script(folder, READER, seed)
+    }
+
+    fn start_script(folder: &TempDir, script: &str, seed: usize) -> (Child, PipeWriter) {
         let (reader, writer) = io::pipe().unwrap();
         fcntl(&writer, FcntlArg::F_SETPIPE_SZ(1 << 20)).unwrap();
         let (variable, value) = plugin_reads_directly(folder.path());
         let child = Command::new("python3")
-            .args(["-c", READER, &seed.to_string()])
+            .args(["-c", script, &seed.to_string()])
             .env("LD_PRELOAD", folder.path().join(NAME))
             .env(variable, value)
             .stdin(reader)
@@ -438,6 +442,20 @@ while True:
             let (read, code) = answered(answer.as_flattened());
             assert_eq!((read.len(), code), (0, Some(1)), "{in_pipe}");
         }
+    }
+
+    /// Reads to an address where there is no memory.
+    const NO_MEMORY: &str = "import ctypes, sys\n\
+        libc = ctypes.CDLL(None, use_errno=True)\n\
+        libc.read.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t]\n\
+        sys.exit(7 if libc.read(0, 8, 100) == -1 else 8)";
+
+    #[test]
+    fn a_process_exits_if_its_pipe_cannot_be_read() {
+        let folder = folder_with_plugin();
+        let (mut child, mut pipe) = start_script(&folder, NO_MEMORY, 0);
+        pipe.write_all(b"bytes").unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(1));
     }
 
     #[test]

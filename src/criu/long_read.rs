@@ -36,7 +36,7 @@ impl<T: AsRef<[u8]>> Part<T> {
     }
 }
 
-/// Marks an error as the reader's end.
+/// Marks an error as the reader's exit.
 fn gone(error: io::Error) -> io::Error {
     io::Error::new(io::ErrorKind::BrokenPipe, error)
 }
@@ -74,7 +74,7 @@ impl<T: AsRef<[u8]>> Transfer<T> {
     fn carry_out(&self) -> io::Result<()> {
         let file = &self.memory.file;
         let written = file.write_all_at(self.part.bytes(), self.address);
-        // Nothing can be written into the memory of a process that has ended.
+        // Nothing can be written into the memory of a process that has exited.
         written.map_err(|error| match error.kind() {
             io::ErrorKind::WriteZero => gone(error),
             kind => io::Error::new(kind, format!("cannot write into CRIU's memory: {error}")),
@@ -165,7 +165,7 @@ impl LongRead {
     /// bytes more. Returns `None` if all its bytes come through the pipe. Otherwise the pipe is empty afterwards.
     ///
     /// # Errors
-    /// [`io::ErrorKind::BrokenPipe`]: the reader has ended.
+    /// [`io::ErrorKind::BrokenPipe`]: the reader has exited.
     pub fn begin(
         mut reader: UnixStream,
         memory: Memory,
@@ -184,8 +184,8 @@ impl LongRead {
         if left == 0 {
             return Ok(None);
         }
-        // It also proves that memory that was opened for this read is the reader's, and not that of a later process with
-        // its pid. Memory from an earlier read is the reader's or that of a process that has ended.
+        // GO_ON also proves that memory that was opened for this read is the reader's, and not that of a later process with
+        // its pid. Memory from an earlier read is the reader's or that of a process that has exited.
         reader.read_exact(&mut [0]).map_err(gone)?;
         Ok(Some(Self {
             reader,

@@ -9,6 +9,7 @@ use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use nix::poll::PollTimeout;
 
@@ -40,8 +41,8 @@ impl Serve {
 
     /// Serves one restore until CRIU closes the connection or `cancel` becomes readable or is closed.
     ///
-    /// `send` sends an image file. If it fails, it closes the pipe, which CRIU treats as a truncated image. With the
-    /// action script, `restored` is called when everything is restored and no process runs yet.
+    /// `send` sends an image file, or is told why there is no pipe or thread for it. CRIU treats a closed pipe as the end of
+    /// the file. With the action script, `restored` is called when everything is restored and no process runs yet.
     ///
     /// # Errors
     /// The connection to CRIU broke.
@@ -49,7 +50,7 @@ impl Serve {
         self,
         cancel: &impl AsFd,
         exists: impl Fn(&str) -> bool,
-        send: impl Fn(&str, ImagePipe<'_>) + Sync,
+        send: impl Fn(&str, Result<&ImagePipe<'_>, io::Error>) + Sync,
         restored: impl FnOnce(),
     ) -> io::Result<()> {
         let [called, _] = wait_readable([&self.stream, cancel], PollTimeout::NONE)?;
@@ -77,30 +78,38 @@ impl Serve {
                 }) else {
                     return Ok(());
                 };
-                let Some(pipe) = pipe else { continue };
                 let (folder, send) = (&self.folder, &send);
-                std::thread::Builder::new()
+                let pipe = match pipe {
+                    Ok(Some(pipe)) => Arc::new(ImagePipe { pipe, folder }),
+                    Ok(None) => continue,
+                    Err(error) => {
+                        send(&name, Err(error));
+                        continue;
+                    }
+                };
+                let (its_name, its_pipe) = (name.clone(), Arc::clone(&pipe));
+                let started = std::thread::Builder::new()
                     .name("image".to_owned())
-                    .spawn_scoped(scope, move || send(&name, ImagePipe { pipe, folder }))?;
+                    .spawn_scoped(scope, move || send(&its_name, Ok(&its_pipe)));
+                if let Err(error) = started {
+                    send(&name, Err(error));
+                }
             }
         })
     }
 }
 
-/// Answers one request. Returns `None` at the end of the stream, and no pipe for a file that does not exist.
+/// Answers one request. Returns `None` at the end of the stream; otherwise the file's name, and its pipe if it exists.
 fn next_request(
     connection: &UnixStream,
     exists: &impl Fn(&str) -> bool,
-) -> io::Result<Option<(String, Option<File>)>> {
+) -> io::Result<Option<(String, io::Result<Option<File>>)>> {
     let Some(name) = read_request(connection)? else {
         return Ok(None);
     };
     let found = exists(&name);
     write_reply(connection, found)?;
-    let pipe = if found {
-        Some(receive_pipe(connection, &name)?)
-    } else {
-        None
-    };
+    let pipe = found.then(|| receive_pipe(connection, &name));
+    let pipe = pipe.transpose();
     Ok(Some((name, pipe)))
 }

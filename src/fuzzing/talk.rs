@@ -157,7 +157,7 @@ pub(super) fn restore(folder: &Path, input: &[u8]) -> bool {
         while (&criu).read(&mut [0; 64]).is_ok_and(|got| got > 0) {}
         name.len() % 4 != 1
     };
-    let send = |_: &str, _: ImagePipe<'_>| ();
+    let send = |_: &str, _: Result<&ImagePipe<'_>, std::io::Error>| ();
     serve.run(&called_off, exists, send, || ()).is_ok()
 }
 

@@ -3,12 +3,11 @@
 
 use core::ffi::{CStr, c_int, c_long, c_uint, c_void};
 
-use super::kernel::{O_CLOEXEC, close, connect, read_some, socket};
+use super::kernel::{EINTR, O_CLOEXEC, close, connect, read_some, socket};
 use super::system_call::{address, system_call};
 
 const AF_UNIX: u16 = 1;
 const SOCK_STREAM: c_int = 1;
-const EINTR: c_int = 4;
 const MSG_NOSIGNAL: c_long = 0x4000;
 #[cfg(target_arch = "x86_64")]
 const SENDTO: c_long = 44;

@@ -26,7 +26,7 @@ use super::filters::are_inherited;
 use super::guard;
 use super::inode::Inode;
 use super::interrupted::let_waits_go_on;
-use super::kernel::{open, variable};
+use super::kernel::{open, pause, variable};
 use super::question::ask;
 use super::remote_calls::make_calls;
 use super::text::number;
@@ -173,8 +173,14 @@ extern "C" fn resume_late(_pid: c_int) -> c_int {
         make_calls(calls);
     }
     guard::end();
-    // Without an answer, the supervisor has exited, and the tasks with it.
-    let _ = ask(QUESTION);
+    if ask(QUESTION) == Some(false) {
+        // The supervisor kills the sandbox or has exited, and then the sandbox exits too. The tasks would run if CRIU
+        // exited first.
+        loop {
+            // SAFETY: takes no arguments.
+            unsafe { pause() };
+        }
+    }
     NOT_MINE
 }
 

@@ -15,7 +15,9 @@ pub const O_DIRECTORY: c_int = 0o40_000;
 pub const EPERM: c_int = 1;
 pub const ENOENT: c_int = 2;
 pub const ESRCH: c_int = 3;
+pub const EINTR: c_int = 4;
 pub const EIO: c_int = 5;
+pub const EAGAIN: c_int = 11;
 pub const EACCES: c_int = 13;
 
 #[cfg(target_arch = "x86_64")]
@@ -102,7 +104,7 @@ fn transfer(
 }
 
 /// Returns the number of an error.
-fn error(result: c_long) -> c_int {
+pub fn error(result: c_long) -> c_int {
     c_int::try_from(result.wrapping_neg()).unwrap_or(EIO)
 }
 
@@ -120,6 +122,7 @@ unsafe extern "C" {
     pub fn open(path: *const c_char, flags: c_int, ...) -> c_int;
     pub fn close(descriptor: c_int) -> c_int;
     pub fn _exit(code: c_int) -> !;
+    pub fn pause() -> c_int;
     pub fn socket(family: c_int, kind: c_int, protocol: c_int) -> c_int;
     pub fn connect(socket: c_int, address: *const c_void, len: c_uint) -> c_int;
 }

@@ -12,14 +12,15 @@
 //! supervisor   writes the remaining bytes, and then sends GO_ON
 //! ```
 //! If there is no such socket, or the supervisor closes the connection instead of the first answer, all bytes come
-//! through the pipe. If the exchange breaks later, this process exits: CRIU (4.2.1) ignores failed reads of shared memory.
+//! through the pipe. If the exchange breaks later or the pipe cannot be read, this process exits: CRIU (4.2.1) ignores
+//! failed reads of shared memory.
 
 use core::ffi::{c_int, c_long, c_void};
 
 use super::connection::{Connection, PATH_BYTES, read_full};
 use super::inode::Inode;
 use super::interposed::as_library;
-use super::kernel::{_exit, READ, variable};
+use super::kernel::{_exit, EAGAIN, EINTR, READ, error, variable};
 use super::system_call::{address, system_call};
 use super::text::Buffer;
 use super::variables::{GO_ON, LONG_READ_MIN, PAGES};
@@ -55,7 +56,18 @@ pub unsafe extern "C" fn read(file: c_int, into: *mut c_void, len: usize) -> c_l
         0,
     ];
     // SAFETY: by the contract above.
-    as_library(unsafe { system_call(READ, arguments) })
+    let result = unsafe { system_call(READ, arguments) };
+    let is_final = result < 0 && ![EINTR, EAGAIN].contains(&error(result));
+    if is_final && variable(PAGES).is_some() && pipe_of(file).is_some() {
+        // SAFETY: takes a number and does not return.
+        unsafe { _exit(1) }
+    }
+    as_library(result)
+}
+
+/// Returns the inode of a pipe.
+fn pipe_of(file: c_int) -> Option<Inode> {
+    Inode::of_descriptor(file).filter(Inode::is_pipe)
 }
 
 /// An exchange that broke after bytes were taken from the pipe.
@@ -64,7 +76,7 @@ struct Broken;
 /// Connects to the supervisor's socket for a pipe.
 fn connect(file: c_int) -> Option<Connection> {
     let prefix = variable(PAGES)?;
-    let pipe = Inode::of_descriptor(file).filter(Inode::is_pipe)?;
+    let pipe = pipe_of(file)?;
     let (major, minor) = pipe.device();
     // The sockets' folder has longer names.
     let mut path = Buffer::<PATH_BYTES>::new();

@@ -1,10 +1,10 @@
 //! The run of `criu restore` for an image.
 
 use std::ffi::OsString;
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::thread;
 use std::time::Duration;
@@ -29,6 +29,9 @@ use crate::sync::locked;
 /// Number of the first descriptor that CRIU inherits. It is above the descriptors that CRIU is started with, and below
 /// CRIU's service descriptors.
 const FIRST_DESCRIPTOR: RawFd = 200;
+
+/// Beginning of the names of files with memory, which CRIU reads to their ends.
+const PAGES: &str = "pages-";
 
 /// Runs `criu restore` in the sandbox and serves it the image. The job's processes run when this function returns.
 pub(super) fn run_criu(
@@ -99,9 +102,16 @@ pub(super) fn run_criu(
     let (ended, served, looked) = thread::scope(|scope| {
         // CRIU reads files directly and requests nothing over the connection.
         let exists = |name: &str| image.contains(&format!("criu/{name}"));
-        let send = |name: &str, pipe: ImagePipe<'_>| send(image, name, &pipe, &failure);
-        let serving = scope.spawn(move || serve.run(stopped, exists, send, || drop(lock)));
-        let looking = scope.spawn(|| landing.wait(&failure, stopped));
+        let failure = &failure;
+        let send = |name: &str, pipe: Result<&ImagePipe<'_>, io::Error>| {
+            send(image, name, pipe, failure);
+        };
+        let serving = scope.spawn(move || {
+            if let Err(error) = serve.run(stopped, exists, send, || drop(lock)) {
+                failure.record(Cause::Reader, RestoreError::Prepare(error));
+            }
+        });
+        let looking = scope.spawn(|| landing.wait(failure, stopped));
         let ended = sandbox
             .run_tool(tool, &descriptors)
             .and_then(|run| wait(&run, image, context.config.snapshot.timeout));
@@ -112,33 +122,58 @@ pub(super) fn run_criu(
         drop(stop);
         (ended, serving.join(), looking.join())
     });
-    // A successful CRIU has read everything it needs, even if its connection broke.
-    let _ = served.map_err(|_| RestoreError::Panicked)?;
-    let looked = looked.map_err(|_| RestoreError::Panicked)?;
-    if let Some(error) = failure.take() {
+    let (Ok(()), Ok(looked)) = (served, looked) else {
         sandbox.kill();
+        return Err(RestoreError::Panicked);
+    };
+    outcome(sandbox, &log, &failure, (ended, looked))
+}
+
+/// Returns the result of CRIU's run and of the landing. Kills the sandbox if the job must not run on.
+fn outcome(
+    sandbox: &Sandbox,
+    log: &Path,
+    failure: &Failure,
+    (ended, looked): (
+        Result<Ended, SandboxError>,
+        Option<Result<(), RestoreError>>,
+    ),
+) -> Result<(), RestoreError> {
+    let has_run = matches!(looked, Some(Ok(())));
+    if let Some(Err(error)) = looked {
         return Err(error);
     }
-    match (ended, looked) {
-        (_, Some(Err(error))) => Err(error),
-        (Ok(Ended::Exited(0)), Some(Ok(()))) => Ok(()),
-        (Ok(Ended::Exited(0)), None) => {
+    if let Some(error) = failure.take_if(Cause::Image) {
+        sandbox.kill();
+        return Err(if has_run { error.late() } else { error });
+    }
+    match ended {
+        Ok(Ended::Exited(0)) if !has_run => {
             sandbox.kill();
             Err(RestoreError::NotAsked)
         }
-        (Ok(Ended::Signaled(signal)), _) => Err(RestoreError::Killed {
+        Ok(Ended::Exited(0)) => match failure.take_if(Cause::Memory) {
+            None => Ok(()),
+            Some(error) => {
+                sandbox.kill();
+                Err(error.late())
+            }
+        },
+        Ok(Ended::Signaled(signal)) => Err(RestoreError::Killed {
             signal,
-            log: logged(&log),
+            log: logged(log),
         }),
         // If CRIU has not opened its log, it has not read the image.
-        (Ok(ended), _) if !log.exists() || reports_shortage(&log) => Err(RestoreError::Shortage {
-            reason: why(&log, &log, ended, None),
+        Ok(ended) if !log.exists() || reports_shortage(log) => Err(RestoreError::Shortage {
+            reason: why(log, log, ended, None),
         }),
-        (Ok(ended), _) => Err(RestoreError::Criu {
-            reason: why(&log, &log, ended, None),
-        }),
-        (Err(SandboxError::Slow(limit)), _) => Err(RestoreError::Slow(limit)),
-        (Err(error), _) => Err(error.into()),
+        Ok(ended) => Err(failure
+            .take_if(Cause::Memory)
+            .unwrap_or_else(|| RestoreError::Criu {
+                reason: why(log, log, ended, None),
+            })),
+        Err(SandboxError::Slow(limit)) => Err(RestoreError::Slow(limit)),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -167,37 +202,71 @@ pub(super) fn tcp(context: &RunContext, facts: &ImageFacts) -> Tcp {
     }
 }
 
-/// Sends an image file to CRIU, which may close a pipe before its end if it needs no more data. A failure is recorded
-/// before CRIU can notice it and continue.
-fn send(image: &ImageReader, name: &str, pipe: &ImagePipe<'_>, failure: &Failure) {
-    let name = format!("criu/{name}");
-    let len = image.len_of(&name).unwrap_or_default();
-    let sent = pipe.send(len, |sending| {
-        let _panics = failure.on_panic();
-        let sent = image.each_piece(&name, |piece| sending.put(piece));
-        if let Err(error) = sent
-            && !matches!(&error, ReadError::Sink(error) if error.kind() == ErrorKind::BrokenPipe)
-        {
-            failure.record(error.into());
-        }
+/// Sends an image file to CRIU. A failure is recorded before CRIU can notice it and continue.
+fn send(
+    image: &ImageReader,
+    name: &str,
+    pipe: Result<&ImagePipe<'_>, io::Error>,
+    failure: &Failure,
+) {
+    let stream = format!("criu/{name}");
+    let len = image.len_of(&stream).unwrap_or_default();
+    let sent = pipe.and_then(|pipe| {
+        pipe.send(len, |sending| {
+            let _panics = failure.on_panic();
+            match image.each_piece(&stream, |piece| sending.put(piece)) {
+                Ok(()) => {}
+                Err(ReadError::Sink(error)) if error.kind() == ErrorKind::BrokenPipe => {
+                    // CRIU may need no more of other files.
+                    if name.starts_with(PAGES) {
+                        failure.record(Cause::Reader, RestoreError::Prepare(error));
+                    }
+                }
+                Err(ReadError::Sink(error)) => failure.record(Cause::Memory, shortage(&error)),
+                Err(error) => failure.record(Cause::Image, error.into()),
+            }
+        })
     });
     if let Err(error) = sent {
-        failure.record(RestoreError::Prepare(error));
+        failure.record(Cause::Memory, shortage(&error));
     }
 }
 
-/// The first failure to send a part of the image.
+/// CRIU's memory is its own and its pipe is open, so that only a lack of memory prevents the transfer.
+fn shortage(error: &io::Error) -> RestoreError {
+    RestoreError::Shortage {
+        reason: format!("cannot pass the image to CRIU: {error}; memory may be short"),
+    }
+}
+
+/// Cause of a failure to pass the image to CRIU, the most conclusive one first.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Cause {
+    /// The image cannot be read.
+    Image,
+    /// CRIU's memory cannot be written, perhaps because CRIU was killed.
+    Memory,
+    /// CRIU has closed a pipe or its connection, after an error of its own or at its end.
+    Reader,
+}
+
+/// The first failure to pass a part of the image to CRIU.
 #[derive(Default)]
-pub(super) struct Failure(Mutex<Option<RestoreError>>);
+pub(super) struct Failure(Mutex<Option<(Cause, RestoreError)>>);
 
 impl Failure {
-    fn record(&self, error: RestoreError) {
-        locked(&self.0).get_or_insert(error);
+    fn record(&self, cause: Cause, error: RestoreError) {
+        locked(&self.0).get_or_insert((cause, error));
     }
 
     /// Takes the failure.
     pub fn take(&self) -> Option<RestoreError> {
-        locked(&self.0).take()
+        Some(locked(&self.0).take()?.1)
+    }
+
+    /// Takes a failure with this cause.
+    fn take_if(&self, cause: Cause) -> Option<RestoreError> {
+        Some(locked(&self.0).take_if(|(it, _)| *it == cause)?.1)
     }
 
     /// Returns a guard that records a panic.
@@ -211,7 +280,7 @@ struct OnPanic<'a>(&'a Failure);
 impl Drop for OnPanic<'_> {
     fn drop(&mut self) {
         if thread::panicking() {
-            self.0.record(RestoreError::Panicked);
+            self.0.record(Cause::Image, RestoreError::Panicked);
         }
     }
 }

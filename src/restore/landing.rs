@@ -59,10 +59,11 @@ impl<'a> Landing<'a> {
         Ok(variables)
     }
 
-    /// Waits for the plugin, then completes and checks the tasks. Kills them if the image was not sent completely or they
-    /// have other files open. Returns `None` if `cancel` ended before the plugin asked.
+    /// Waits for the plugin, then completes and checks the tasks. Kills them if the image was not passed to CRIU completely
+    /// or they have unexpected files open. Returns `None` if `cancel` ended before the plugin asked.
     pub fn wait(&self, sending: &Failure, cancel: &impl AsFd) -> Option<Result<(), RestoreError>> {
         self.question.wait(cancel, || {
+            let _panics = KillOnPanic(self.sandbox);
             let completed = sending.take().map_or_else(|| self.complete(), Err);
             completed.inspect_err(|_| self.sandbox.kill())
         })
@@ -87,5 +88,16 @@ impl<'a> Landing<'a> {
             }
         }
         Ok(())
+    }
+}
+
+/// Guard that kills the tasks, and CRIU, which waits for an answer.
+struct KillOnPanic<'a>(&'a Sandbox);
+
+impl Drop for KillOnPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.kill();
+        }
     }
 }

@@ -64,7 +64,7 @@ struct Newest {
     copied: u64,
 }
 
-/// Blocks of device memory in the image that was committed or restored last, the newest for short.
+/// Blocks of device memory in the image that was committed or restored last (the newest image).
 #[derive(Debug)]
 pub(crate) struct KnownBlocks {
     /// Random keys; `None` if there is no randomness, and then all memory is copied.

@@ -12,7 +12,7 @@ use crate::harness::{Place, apply, as_root, wait_until_or};
 const SHARED_BYTES: u64 = 5 << 20;
 
 /// Changes its shared memory now and then, and compares it all the time with a copy in its own memory. A difference is
-/// told in a file that no restore takes back.
+/// recorded in a file that no restore takes back.
 const JOB: &str = r#"
 import mmap, os, time
 shared = mmap.mmap(-1, 5 << 20)
