@@ -71,6 +71,17 @@ pub(crate) fn wait_for<'a, T>(
     (guard, waited.timed_out())
 }
 
+/// Guard that acts if a panic drops it.
+pub(crate) struct OnPanic<F: Fn()>(pub(crate) F);
+
+impl<F: Fn()> Drop for OnPanic<F> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            (self.0)();
+        }
+    }
+}
+
 /// Waits until `is_done`, for at most `limit`.
 pub(crate) fn wait_until<'a, T>(
     condition: &Condvar,

@@ -62,7 +62,7 @@ impl ImagePipe<'_> {
     /// Sends a file of this length, which `send` puts in pieces of `T`. Returns the result of `send`.
     ///
     /// # Errors
-    /// It is not a pipe.
+    /// The descriptor is not a pipe.
     pub fn send<'env, T: 'env, R>(
         &'env self,
         file_len: u64,

@@ -18,7 +18,9 @@ const REQUEST_BYTES_MAX: u32 = 4096;
 const PIPE_BYTES: i32 = 1 << 20;
 /// Beginnings of the names of large image files. About 40 small ones are open at once, and a user's pipes may have 64 MiB
 /// in all (`fs.pipe-user-pages-soft`), beyond which CRIU cannot read a job's pipes.
-const LARGE: [&str; 2] = ["pages-", "ghost-file-"];
+const LARGE: [&str; 2] = [MEMORY_FILES, "ghost-file-"];
+/// Beginning of the names of image files with memory, which CRIU reads to their ends.
+pub const MEMORY_FILES: &str = "pages-";
 
 /// Descriptors that the kernel passes with one message (`SCM_MAX_FD`). One is expected. If the buffer had room for
 /// fewer than were sent, the received ones would stay open unnoticed.

@@ -162,8 +162,8 @@ extern "C" fn checkpoint(pid: c_int) -> c_int {
 }
 
 /// Called for each task when all tasks are restored and none is running yet. The first call makes the tasks' own system
-/// calls, and blocks CRIU until the supervisor has completed and checked the tasks, or has exited. It cannot make CRIU
-/// fail: if the supervisor detects a problem, it kills the sandbox.
+/// calls, and blocks CRIU until the supervisor has completed and checked the tasks. It cannot make CRIU fail: if the
+/// supervisor detects a problem, it kills the sandbox, and CRIU waits for that.
 extern "C" fn resume_late(_pid: c_int) -> c_int {
     static HELD: AtomicBool = AtomicBool::new(false);
     if HELD.swap(true, Ordering::Relaxed) {

@@ -14,7 +14,7 @@
 //! links (see `guard`).
 //!
 //! A refusal aborts the dump, and the tasks continue, or aborts the restore. The wait ends with the supervisor's answer
-//! or its exit.
+//! or its exit. After a refusal of the last question, CRIU waits until it is killed.
 
 use core::ffi::{CStr, c_char, c_int};
 

@@ -14,9 +14,9 @@ use super::image_files::ImageFiles;
 use super::landing::Landing;
 use crate::config;
 use crate::criu::{
-    ImagePipe, ImageSource, Inherited, RestoreOptions, Serve, Tcp, asks_when_restored,
-    plugin_calls, plugin_interposes, plugin_reads_directly, plugin_restores, reports_shortage,
-    restore_arguments,
+    ImagePipe, ImageSource, Inherited, MEMORY_FILES, RestoreOptions, Serve, Tcp,
+    asks_when_restored, plugin_calls, plugin_interposes, plugin_reads_directly, plugin_restores,
+    reports_shortage, restore_arguments,
 };
 use crate::job::ThreadAttributes;
 use crate::run::format::{logged, why};
@@ -24,14 +24,11 @@ use crate::run::image_facts::ImageFacts;
 use crate::run::run_context::RunContext;
 use crate::sandbox::{Ended, Sandbox, SandboxError, ToolCommand, ToolRun};
 use crate::store::{ImageReader, ReadError};
-use crate::sync::locked;
+use crate::sync::{OnPanic, locked};
 
 /// Number of the first descriptor that CRIU inherits. It is above the descriptors that CRIU is started with, and below
 /// CRIU's service descriptors.
 const FIRST_DESCRIPTOR: RawFd = 200;
-
-/// Beginning of the names of files with memory, which CRIU reads to their ends.
-const PAGES: &str = "pages-";
 
 /// Runs `criu restore` in the sandbox and serves it the image. The job's processes run when this function returns.
 pub(super) fn run_criu(
@@ -213,12 +210,12 @@ fn send(
     let len = image.len_of(&stream).unwrap_or_default();
     let sent = pipe.and_then(|pipe| {
         pipe.send(len, |sending| {
-            let _panics = failure.on_panic();
+            let _guard = OnPanic(|| failure.record(Cause::Image, RestoreError::Panicked));
             match image.each_piece(&stream, |piece| sending.put(piece)) {
                 Ok(()) => {}
                 Err(ReadError::Sink(error)) if error.kind() == ErrorKind::BrokenPipe => {
                     // CRIU may need no more of other files.
-                    if name.starts_with(PAGES) {
+                    if name.starts_with(MEMORY_FILES) {
                         failure.record(Cause::Reader, RestoreError::Prepare(error));
                     }
                 }
@@ -267,21 +264,6 @@ impl Failure {
     /// Takes a failure with this cause.
     fn take_if(&self, cause: Cause) -> Option<RestoreError> {
         Some(locked(&self.0).take_if(|(it, _)| *it == cause)?.1)
-    }
-
-    /// Returns a guard that records a panic.
-    fn on_panic(&self) -> impl Drop {
-        OnPanic(self)
-    }
-}
-
-struct OnPanic<'a>(&'a Failure);
-
-impl Drop for OnPanic<'_> {
-    fn drop(&mut self) {
-        if thread::panicking() {
-            self.0.record(Cause::Image, RestoreError::Panicked);
-        }
     }
 }
 

@@ -16,6 +16,7 @@ use crate::run::gpu_facts::SparedThreads;
 use crate::run::image_facts::ImageFacts;
 use crate::run::run_context::RunContext;
 use crate::sandbox::Sandbox;
+use crate::sync::OnPanic;
 
 /// Work before the restored tasks run.
 pub(super) struct Landing<'a> {
@@ -63,7 +64,7 @@ impl<'a> Landing<'a> {
     /// or they have unexpected files open. Returns `None` if `cancel` ended before the plugin asked.
     pub fn wait(&self, sending: &Failure, cancel: &impl AsFd) -> Option<Result<(), RestoreError>> {
         self.question.wait(cancel, || {
-            let _panics = KillOnPanic(self.sandbox);
+            let _guard = OnPanic(|| self.sandbox.kill());
             let completed = sending.take().map_or_else(|| self.complete(), Err);
             completed.inspect_err(|_| self.sandbox.kill())
         })
@@ -88,16 +89,5 @@ impl<'a> Landing<'a> {
             }
         }
         Ok(())
-    }
-}
-
-/// Guard that kills the tasks, and CRIU, which waits for an answer.
-struct KillOnPanic<'a>(&'a Sandbox);
-
-impl Drop for KillOnPanic<'_> {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.0.kill();
-        }
     }
 }

@@ -51,7 +51,7 @@ pub(crate) struct FilledMemory {
     pub found: Changes,
 }
 
-/// Does the same with a copier that is ready for these GPUs.
+/// Creates and fills the memory with a copier that is ready for these GPUs.
 pub(super) fn fill(
     copy_lanes: CopyLanes,
     image: &ImageReader,

@@ -15,7 +15,7 @@ use crate::store::format::chunk::{CHUNK_BYTES, Hash, ZEROS};
 use crate::store::format::cipher::OVERHEAD_BYTES;
 use crate::store::format::codec::{Codec, Encoder};
 use crate::store::format::store_folder::Store;
-use crate::sync::locked;
+use crate::sync::{OnPanic, locked};
 
 /// Niceness of the workers: the job's threads have priority.
 const NICENESS: i32 = 10;
@@ -127,7 +127,8 @@ impl Worker {
     /// Works until the queue ends. An error stops the whole image.
     pub(crate) fn run(mut self) {
         let shared = Arc::clone(&self.shared);
-        let _alarm = Alarm(&shared.work_queue);
+        // No thread waits for a worker that panics.
+        let _guard = OnPanic(|| shared.work_queue.stop(WriteError::WorkerPanicked));
         if let Err(error) = self.work() {
             shared.work_queue.stop(error);
         }
@@ -218,16 +219,5 @@ impl Worker {
         let encoded = times.measure(WorkStep::Compression, move || encoder.encode(bytes));
         let (codec, encoded) = encoded.map_err(WriteError::Compress)?;
         self.shared.put(name, codec, encoded, &mut self.sealed)
-    }
-}
-
-/// Guard that stops the image if its worker panics, so that no thread waits for it.
-struct Alarm<'a>(&'a WorkQueue);
-
-impl Drop for Alarm<'_> {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.0.stop(WriteError::WorkerPanicked);
-        }
     }
 }

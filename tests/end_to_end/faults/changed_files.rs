@@ -2,16 +2,11 @@
 
 use std::fs;
 
-use nix::sys::signal::Signal;
-
 use super::counter_job::{
     COUNTER, counted, finish_counter, said, start, start_with, wait_for_progress,
     wait_for_the_first_line,
 };
-use crate::harness::{
-    Place, Run, apply, as_root, descendants, lines, stderr, wait_until, wait_until_gone,
-    wait_until_or,
-};
+use crate::harness::{Place, Run, apply, as_root, lines, stderr, wait_until, wait_until_or};
 
 /// Writes each number in all possible ways.
 const WRITE: &str = r#"
@@ -126,11 +121,7 @@ fn killed(script: &str, bytes_min: usize) -> Place {
     wait_until("its log", || place.text("log").len() > bytes_min);
     place.snapshot();
     wait_for_progress(&place);
-    let everything = descendants(run.pid());
-    run.signal(Signal::SIGKILL);
-    run.wait();
-    // The job dies with the supervisor, but not at the same moment.
-    wait_until_gone(&everything);
+    run.kill_supervisor();
     place
 }
 
@@ -251,10 +242,7 @@ fn only_the_requested_image_is_restored() {
         wait_for_progress(&place);
         place.snapshot();
     }
-    let everything = descendants(run.pid());
-    run.signal(Signal::SIGKILL);
-    run.wait();
-    wait_until_gone(&everything);
+    run.kill_supervisor();
 
     let count = counted(&place);
     let asked = place.verb(&["restore", "000002"]);

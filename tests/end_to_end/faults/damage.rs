@@ -8,7 +8,7 @@ use super::counter_job::{
     COUNTER, counted, counting, finish_counter, said, start, start_counter, wait_for_progress,
     wait_for_the_first_line,
 };
-use crate::harness::{Place, apply, as_root, descendants, stdout, wait_until, wait_until_gone};
+use crate::harness::{Place, apply, as_root, stdout, wait_until};
 
 /// Takes two images, damages the newer one's manifest or packs, and kills the job.
 fn the_older_image_is_restored_after(damage: impl FnOnce(&Path, &[PathBuf]), reason: &str) {
@@ -126,10 +126,7 @@ fn run_with_damaged_images_only_ends_with_125() {
 fn a_store_of_another_owner_is_not_used() {
     let (place, mut run) = counting();
     place.snapshot();
-    let job = descendants(run.pid());
-    run.signal(nix::sys::signal::Signal::SIGKILL);
-    run.wait();
-    wait_until_gone(&job);
+    run.kill_supervisor();
     let store = place.file(".ckpt-run");
     std::os::unix::fs::chown(&store, Some(12345), None).expect("given away");
     let before = counted(&place);

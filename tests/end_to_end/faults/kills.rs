@@ -85,10 +85,7 @@ fn killed_supervisor_ends_a_job_that_forks() {
         let place = Place::new();
         let mut run = start(&place, FORKS);
         place.wait_for("forking", "y");
-        let everything = descendants(run.pid());
-        run.signal(Signal::SIGKILL);
-        assert_eq!(run.wait(), 137);
-        wait_until_gone(&everything);
+        assert_eq!(run.kill_supervisor(), 137);
     }
 }
 

@@ -34,12 +34,13 @@ impl Run {
         kill(Pid::from_raw(self.pid()), signal).expect("the supervisor runs");
     }
 
-    /// Kills the supervisor and waits until all processes of its run have exited.
-    pub fn kill_supervisor(&mut self) {
+    /// Kills the supervisor and waits until all processes of its run have exited. Returns its exit code.
+    pub fn kill_supervisor(&mut self) -> i32 {
         let everything = descendants(self.pid());
         self.signal(Signal::SIGKILL);
-        self.wait();
+        let code = self.wait();
         wait_until_gone(&everything);
+        code
     }
 
     /// Returns the host pid of the job's first process.

@@ -4,7 +4,7 @@ use std::fs;
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::harness::{ON_REQUEST, Place, Run, descendants, wait_until_gone};
+use crate::harness::{ON_REQUEST, Place, Run};
 
 /// Common beginning of the jobs: `steps` counts, and waits where the test has to act, independent of the machine's
 /// speed.
@@ -96,10 +96,7 @@ impl Survival {
             expected,
         } = self;
         let mut dying = run;
-        let all = descendants(dying.pid());
-        dying.signal(nix::sys::signal::Signal::SIGKILL);
-        dying.wait();
-        wait_until_gone(&all);
+        dying.kill_supervisor();
         meanwhile(&place);
         let run = place.start(&ON_REQUEST, &JOB);
         Self {

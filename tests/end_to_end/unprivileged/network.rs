@@ -11,9 +11,9 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::harness::{
-    ON_REQUEST, Ordinary, Place, Run, TUN, apply, as_root, as_user, code, connected,
-    copy_environment, descendants, in_own_network, installed, name_of, program, skip, stderr,
-    stdout, wait_until, wait_until_gone,
+    ON_REQUEST, Ordinary, Place, TUN, apply, as_root, as_user, code, connected, copy_environment,
+    descendants, in_own_network, installed, name_of, program, skip, stderr, stdout, wait_until,
+    wait_until_gone,
 };
 
 /// Serves one word to each connection, and has a connection with itself.
@@ -65,14 +65,6 @@ fn our_network() -> String {
     link.display().to_string()
 }
 
-/// Kills a supervisor, and waits for the end of everything that it has started.
-fn die(run: &mut Run) {
-    let all = descendants(run.pid());
-    run.signal(Signal::SIGKILL);
-    run.wait();
-    wait_until_gone(&all);
-}
-
 #[apply(in_own_network)]
 fn a_port_of_the_job_is_reachable_before_and_after_a_restore() {
     let place = Place::new();
@@ -121,7 +113,7 @@ fn pasta_has_none_of_the_supervisors_files_and_ends_with_it() {
         assert!(!file.contains(folder), "{file}");
     }
     // Includes pasta.
-    die(&mut run);
+    run.kill_supervisor();
 }
 
 /// Returns a listener, and a job that connects to it and sends these words right before its end.
@@ -231,7 +223,7 @@ fn an_image_with_own_network_is_refused_without_pasta() {
     let mut run = place.start_python(&ON_REQUEST, SERVES);
     port_of(&place);
     place.snapshot();
-    die(&mut run);
+    run.kill_supervisor();
     let mut command = user.command_with_tun(program(), &place.tun());
     command.args(["--", "python3", "-u", "job.py"]);
     place.in_folder(&mut command);
@@ -303,7 +295,7 @@ print(os.readlink("/proc/self/ns/net"), flush=True)
     let mut run = place.start_python(&ON_REQUEST, script);
     place.wait_for("out", "ready");
     place.snapshot();
-    die(&mut run);
+    run.kill_supervisor();
     let mut run = place.start_with(&ON_REQUEST, &["python3", "-u", "job.py"], |command| {
         command.env("CKPT_RUN_NETWORK_NAMESPACE", "own");
     });
