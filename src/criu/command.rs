@@ -129,6 +129,10 @@ pub fn dump_arguments(options: &DumpOptions<'_>) -> Vec<OsString> {
             OsStr::new("--timeout"),
             OsStr::new(CRIU_TIMEOUT_SECONDS),
             OsStr::new("--link-remap"),
+            // The supervisor compares a sample of the content. For a build ID, CRIU opens and maps every file, 5 to 10 µs
+            // for each.
+            OsStr::new("--file-validation"),
+            OsStr::new("filesize"),
             OsStr::new("--ghost-limit"),
             OsStr::new(GHOST_BYTES_MAX),
             OsStr::new("--action-script"),

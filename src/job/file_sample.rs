@@ -1,23 +1,28 @@
-//! Identification of append-only files by a hash of a part of their content.
+//! Identification of files by a hash of a part of their content: append-only files, and programs, libraries and other
+//! mapped files that the job does not write.
 //!
 //! Appending does not change the hashed part. A copy of the file has the same hash.
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::OpenFile;
+use super::files::{Access, modified_ns};
 use crate::safe_path::Spot;
+use crate::sync::in_parts;
 
 /// Bytes read at the beginning and at the end. The number is small because the job is frozen during the read.
 const END_BYTES: usize = 64 << 10;
 /// Smallest size of a file that a hash identifies. A shorter file may contain only a heading that other files share.
 pub(in crate::job) const IDENTIFYING_BYTES_MIN: u64 = 4096;
-/// Limit on the sampled files, in order of paths. At most 8 MiB are read while the job is frozen.
+/// Limit on the sampled append-only files, in order of paths. At most 8 MiB are read while the job is frozen.
 const FILES_MAX: usize = 64;
+/// First bytes of a program or library.
+const ELF: &[u8] = b"\x7fELF";
 
 /// Samples the append-only files whose content is not saved. A file that cannot be read is identified by its inode
 /// alone.
@@ -27,6 +32,36 @@ pub fn sample_appended(files: &mut [OpenFile]) {
     for file in appended.take(FILES_MAX) {
         file.sample = sample_at(&file.path, file.size).ok();
     }
+}
+
+/// Samples the files that the job has mapped, and the programs and libraries that it has open, unless it writes them. It
+/// computes meanwhile. A file that changed since the freeze is not sampled: its size or time is no longer that of the
+/// snapshot.
+///
+/// Some systems give all installed files the same time, so that size and time do not tell two builds apart. CRIU would
+/// compare their build IDs, but opens and maps every open file for it while the job is frozen.
+pub fn sample_unwritten(files: &mut [OpenFile]) {
+    let sample_all = |part: &[OpenFile]| part.iter().map(sample_one_unwritten).collect::<Vec<_>>();
+    let samples = in_parts(files, sample_all);
+    for (file, sample) in files.iter_mut().zip(samples.into_iter().flatten()) {
+        file.sample = file.sample.or(sample);
+    }
+}
+
+fn sample_one_unwritten(file: &OpenFile) -> Option<u64> {
+    if file.written() {
+        return None;
+    }
+    let opened = Spot::of(&file.path).ok()?;
+    let opened = opened.open(File::options().read(true), 0).ok()?;
+    let about = opened.metadata().ok()?;
+    let is_same = (about.ino(), about.size(), modified_ns(&about))
+        == (file.inode, file.size, file.modified_ns);
+    let mut magic = [0; ELF.len()];
+    let is_compared = is_same
+        && (file.access == Access::Map
+            || opened.read_exact_at(&mut magic, 0).is_ok() && magic == ELF);
+    is_compared.then(|| sample(&opened, file.size).ok())?
 }
 
 /// Returns the hash of both ends of the first `size` bytes, or of all of them if the ends overlap.

@@ -67,7 +67,7 @@ pub struct OpenFile {
     pub in_memory: bool,
     /// Name of the image stream with its content, if the content is saved.
     pub content: Option<String>,
-    /// Hash of the ends of the content, if the job only appends to the file.
+    /// Hash of the ends of the content, if the job only appends to the file, or if it has mapped and does not write it.
     #[serde(default)]
     pub sample: Option<u64>,
     /// Hard links needed during a restore.

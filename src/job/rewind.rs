@@ -107,6 +107,9 @@ fn action_for(
                 now,
             })
         }
+        Access::Read | Access::Map if has_other_bytes(file, present) => {
+            Err(RewindError::Replaced(file.path.clone()))
+        }
         Access::Read | Access::Map => Ok(None),
         Access::Write | Access::Update if file.content.is_some() => Ok(Some(Action::Refill)),
         Access::Write | Access::Update => {
@@ -133,10 +136,7 @@ fn holds_the_same(
     if now < then {
         return Err(RewindError::Shrank { path, then, now });
     }
-    // An unreadable file is treated as a different one.
-    let has_other_bytes = file
-        .sample
-        .is_some_and(|known| sample_at(present, then).ok() != Some(known));
+    let has_other_bytes = has_other_bytes(file, present);
     let is_identified = file.sample.is_some() && then >= IDENTIFYING_BYTES_MIN;
     if !is_same && (!is_identified || has_other_bytes) {
         return Err(RewindError::Replaced(path));
@@ -145,6 +145,13 @@ fn holds_the_same(
         return other_bytes.judge(RewindError::OtherBytes { path, bytes: then });
     }
     Ok(())
+}
+
+/// Returns true if the sample of a file differs from that of the snapshot. An unreadable file is treated as a different
+/// one.
+fn has_other_bytes(file: &OpenFile, present: &Path) -> bool {
+    file.sample
+        .is_some_and(|known| sample_at(present, file.size).ok() != Some(known))
 }
 
 /// Treatment of a file or output whose bytes differ from those of the snapshot.

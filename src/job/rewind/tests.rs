@@ -256,6 +256,62 @@ fn an_upgraded_library_is_named() {
 }
 
 #[test]
+fn another_build_of_a_library_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |path: &Path, text: &str| {
+        fs::write(path, text).unwrap();
+        let file = File::options().write(true).open(path).unwrap();
+        // As Nix and reproducible builds do.
+        file.set_modified(std::time::UNIX_EPOCH).unwrap();
+    };
+    let (mapped, open, data) = ["lib.so", "open.so", "data"]
+        .map(|name| folder.path().join(name))
+        .into();
+    let names = [&mapped, &open, &data];
+    for name in names {
+        write(
+            name,
+            if *name == data {
+                "text v1"
+            } else {
+                "\x7fELF v1"
+            },
+        );
+    }
+    let mut files = [
+        recorded(&mapped, Access::Map, None),
+        recorded(&open, Access::Read, None),
+        recorded(&data, Access::Read, None),
+    ];
+    crate::job::sample_unwritten(&mut files);
+    let judge = |file: &OpenFile| {
+        let files = std::slice::from_ref(file);
+        plan(files, &[], OtherBytes::Refuse, |path| path).map(drop)
+    };
+    assert!(files.iter().all(|file| judge(file).is_ok()));
+    for name in names {
+        write(
+            name,
+            if *name == data {
+                "text v2"
+            } else {
+                "\x7fELF v2"
+            },
+        );
+    }
+    for file in &files[..2] {
+        assert!(matches!(judge(file), Err(RewindError::Replaced(path)) if path == file.path));
+    }
+    // What other programs write to a file that the job reads is theirs.
+    judge(&files[2]).unwrap();
+    // The file that a sample is taken of has to be that of the snapshot.
+    files[0].sample = None;
+    files[0].modified_ns -= 1;
+    crate::job::sample_unwritten(&mut files);
+    assert_eq!(files[0].sample, None);
+}
+
+#[test]
 fn an_unchanged_file_needs_no_step() {
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("log");

@@ -279,3 +279,36 @@ print(set(table), flush=True)
     assert!(said.contains("/table ("), "{said}");
     assert!(!place.text("out").contains("98"), "it computed on");
 }
+
+#[apply(as_root_and_user)]
+fn another_build_of_a_mapped_file_is_refused() {
+    let place = Place::new();
+    let build = |byte| {
+        let other = place.file("other");
+        std::fs::write(&other, vec![byte; 65536]).unwrap();
+        let file = std::fs::File::options().write(true).open(&other).unwrap();
+        file.set_modified(std::time::UNIX_EPOCH).unwrap();
+        std::fs::rename(other, place.file("library")).unwrap();
+    };
+    build(b'a');
+    let mut run = place.start_python(
+        &ON_REQUEST,
+        r#"
+import mmap, os, time
+with open("library", "rb") as file: library = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ, flags=mmap.MAP_PRIVATE)
+print("ready", flush=True)
+while not os.path.exists("go"): time.sleep(0.02)
+print(set(library), flush=True)
+"#,
+    );
+    place.wait_for("out", "ready");
+    place.snapshot();
+    build(b'b');
+    run.crash();
+    place.go();
+    assert_ne!(run.wait(), 0, "{}", place.text("out"));
+    let said = place.text("err");
+    // Without root, the scan of the folder finds it first.
+    assert!(said.contains("/library"), "{said}");
+    assert!(!place.text("out").contains("98"), "it computed on");
+}
