@@ -1,22 +1,23 @@
 //! Open descriptors of the job's processes, listed once for all readers. A job may have thousands of them, and is
 //! frozen while they are listed.
 
-use std::ffi::{CStr, OsString};
+use std::ffi::{CStr, OsStr};
 use std::fs::{self, File, Metadata};
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::{Path, PathBuf};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use procfs::ProcError;
 use rustix::io::Errno;
+use rustix::path::DecInt;
 
 use super::tree::{self, Process, TreeError};
 use crate::sync::in_parts;
 
-/// Initial room for a link's target, sufficient for most paths.
-const TARGET_BYTES: usize = 256;
+/// Longest target of a link.
+const TARGET_BYTES_MAX: usize = 4096;
 
 /// The open descriptors of a process.
 #[derive(Debug)]
@@ -29,8 +30,8 @@ pub struct Descriptors {
 #[derive(Debug)]
 pub(super) struct Descriptor {
     pub number: i32,
-    /// Link in `/proc`, which leads to the open file even if its name has changed.
-    pub link: PathBuf,
+    /// The process, as the host sees it.
+    pid: i32,
     /// Target of the link: a path, or the kernel's name for an object without a path.
     pub target: PathBuf,
     metadata: OnceLock<Option<Metadata>>,
@@ -89,7 +90,7 @@ impl Descriptors {
             Some((link, target))
         });
         let open = self.all.iter();
-        open.map(|one| (one.link.clone(), one.target.clone()))
+        open.map(|one| (one.link(), one.target.clone()))
             .chain(own)
             .collect()
     }
@@ -118,30 +119,37 @@ pub(super) fn list(pid: i32) -> Result<Vec<Descriptor>, ProcError> {
         }
     }
     let opened = entries.fd().map_err(io::Error::from)?;
-    let at = |number: &i32| Descriptor::at(opened, &folder, *number);
-    let read = |part: &[i32]| part.iter().filter_map(at).collect::<Vec<_>>();
+    let read = |part: &[i32]| {
+        // One for all targets: threads that allocate wait for each other.
+        let mut room = [0; TARGET_BYTES_MAX];
+        let at = |number: &i32| Descriptor::at(opened, pid, *number, &mut room);
+        part.iter().filter_map(at).collect::<Vec<_>>()
+    };
     Ok(in_parts(&numbers, read).into_iter().flatten().collect())
 }
 
 impl Descriptor {
-    /// Reads the target of a link in `folder`, which is `/proc/PID/fd` and `opened`: with a path, the kernel would look up
-    /// every folder on it again for each link. Returns `None` for a descriptor that was closed since the listing.
-    fn at(opened: BorrowedFd<'_>, folder: &Path, number: i32) -> Option<Self> {
-        let name = number.to_string();
-        let target =
-            rustix::fs::readlinkat(opened, &name, Vec::with_capacity(TARGET_BYTES)).ok()?;
+    /// Reads the target of a link in `folder`, which is the `/proc/PID/fd` of the process: with a path, the kernel would look
+    /// up every folder on it again for each link. Returns `None` for a descriptor that was closed since the listing.
+    fn at(folder: BorrowedFd<'_>, pid: i32, number: i32, room: &mut [u8]) -> Option<Self> {
+        let length = rustix::fs::readlinkat_raw(folder, DecInt::new(number), &mut *room).ok()?;
         Some(Self {
             number,
-            link: folder.join(name),
-            target: OsString::from_vec(target.into_bytes()).into(),
+            pid,
+            target: OsStr::from_bytes(room.get(..length)?).into(),
             metadata: OnceLock::new(),
             info: OnceLock::new(),
         })
     }
 
+    /// Returns the link in `/proc`, which leads to the open file even if its name has changed.
+    pub fn link(&self) -> PathBuf {
+        format!("/proc/{}/fd/{}", self.pid, self.number).into()
+    }
+
     /// Describes the open file; `None` if it cannot be inspected.
     pub fn metadata(&self) -> Option<&Metadata> {
-        let read = || fs::metadata(&self.link).ok();
+        let read = || fs::metadata(self.link()).ok();
         self.metadata.get_or_init(read).as_ref()
     }
 
@@ -153,8 +161,7 @@ impl Descriptor {
 
     /// Same as [`info`](Self::info), without the cache.
     pub fn present_info(&self) -> io::Result<String> {
-        let process = self.link.ancestors().nth(2).unwrap_or(Path::new("/"));
-        fs::read_to_string(process.join(format!("fdinfo/{}", self.number)))
+        fs::read_to_string(format!("/proc/{}/fdinfo/{}", self.pid, self.number))
     }
 
     /// Returns the inode of a socket.

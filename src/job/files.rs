@@ -187,7 +187,7 @@ impl Found {
     fn collect(&mut self, open: &Descriptors) -> Result<(), ProcError> {
         for descriptor in &open.all {
             let path = &descriptor.target;
-            if !path.is_absolute() || is_proc_file(&descriptor.link, path) {
+            if !path.is_absolute() || is_proc_file(&descriptor.link(), path) {
                 continue;
             }
             let Some(metadata) = descriptor.metadata().filter(|it| it.is_file()) else {

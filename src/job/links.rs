@@ -270,7 +270,7 @@ pub fn have_renamed(open: &[Descriptors]) -> bool {
 fn renamed(open: &Descriptors) -> Vec<(PathBuf, Identity)> {
     let pid = open.process.host_pid;
     let opened = open.all.iter();
-    let opened = opened.map(|one| (one.target.clone(), one.link.clone()));
+    let opened = opened.map(|one| (one.target.clone(), one.link()));
     let maps = tree::maps(pid);
     let maps = maps.into_iter().flatten();
     let mapped = maps.filter_map(|map| match &map.pathname {

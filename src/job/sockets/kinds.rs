@@ -44,7 +44,7 @@ pub(in crate::job) fn find_unknown_kind(open: &[Descriptors]) -> Option<Obstacle
             if !descriptor.socket().is_some_and(|inode| seen.insert(inode)) {
                 continue;
             }
-            let kind = protocol(&descriptor.link);
+            let kind = protocol(&descriptor.link());
             if let Some(kind) = kind.filter(|name| !KNOWN.contains(&name.as_str())) {
                 let finding = Finding::Socket {
                     descriptor: number,
