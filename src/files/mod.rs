@@ -34,7 +34,7 @@ pub use file_set::{Content, Kept, KeptFile, KeptFiles, Kind, Unkept, Writer, is_
 pub use held::Held;
 pub use job_files::{Changes, Choice, JobFiles};
 pub use lost::{Lost, OnLost, RollbackError};
-pub use put_back::Sources;
+pub use put_back::{Done, Sources};
 pub use record::changed_by_job;
 pub use rollback::Rollback;
 pub use watcher::{LOG_DESCRIPTOR, WATCHER_ARGUMENT, main as watcher_main, obituary};

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::bundled_files::companions;
 use super::error::RestoreError;
-use crate::files::{Content, KeptFiles, Kind, Lost, Rollback, Sources};
+use crate::files::{Content, Done, KeptFiles, Kind, Lost, Rollback, Sources};
 use crate::job::OpenFile;
 use crate::run::image_facts::{ImageFacts, KEPT_LIST};
 use crate::run::run_context::RunContext;
@@ -144,7 +144,7 @@ impl Kept {
         context: &RunContext,
         image: &ImageReader,
         aside: &Path,
-    ) -> Result<(), RestoreError> {
+    ) -> Result<Done, RestoreError> {
         for Lost { path, why } in self.rollback.lost.iter().take(NAMED_MAX) {
             tracing::warn!(file = %path.display(), "the job continues with a file that differs from the snapshot: {why}");
         }
@@ -168,15 +168,6 @@ impl Kept {
             let noted = context.files.begin_from(id);
             noted.map_err(RestoreError::Prepare)?;
         }
-        if done.aside + done.put_back > 0 {
-            tracing::info!(
-                put_back = done.put_back,
-                set_aside = done.aside,
-                not_saved = done.not_saved,
-                kept = %aside.display(),
-                "rolled the job's files back to the snapshot"
-            );
-        }
-        Ok(())
+        Ok(done)
     }
 }

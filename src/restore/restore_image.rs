@@ -26,6 +26,7 @@ use super::gpu_resume::{self, Coming};
 use crate::clock;
 use crate::config;
 use crate::criu::Tcp;
+use crate::files::Done;
 use crate::gpu::mapping::GpuPlan;
 use crate::gpu::resident::{ResidentRestore, Standby};
 use crate::job::{self, CutAway, OpenFile, OtherBytes, Relation};
@@ -184,6 +185,24 @@ struct Restore<'a> {
     facts: &'a ImageFacts,
 }
 
+/// Limit on the cut files that are named, a line each, after a restore.
+pub(crate) const CUT_NAMED_MAX: usize = 5;
+
+/// Reports a rollback of many files in one line.
+fn report(done: Done, cut: &[CutAway], aside: &Path) {
+    let is_summary = cut.len() > CUT_NAMED_MAX;
+    if done.aside + done.put_back > 0 || is_summary {
+        tracing::info!(
+            put_back = done.put_back,
+            set_aside = done.aside,
+            not_saved = done.not_saved,
+            shortened = cut.len(),
+            kept = %aside.display(),
+            "rolled the job's files back to the snapshot"
+        );
+    }
+}
+
 /// Files and streams of the job after their rollback.
 struct Rewound {
     cut: Vec<CutAway>,
@@ -208,15 +227,16 @@ impl Restore<'_> {
             image.copy_to(content, &mut io::sink())?;
         }
         open.make_nodes()?;
-        if let Some(kept) = &kept {
-            kept.put_back(context, image, &aside)?;
-        }
+        let kept_files = kept.as_ref();
+        let done = kept_files.map(|kept| kept.put_back(context, image, &aside));
+        let done = done.transpose()?.unwrap_or_default();
         let cut = open.execute(&aside, |name, mut target| {
             let copied = image.copy_to(name, &mut target);
             copied
                 .map(drop)
                 .map_err(|error| io::Error::other(error.to_string()))
         })?;
+        report(done, &cut, &aside);
         let settled = kept.as_ref().map_or(Ok(()), |kept| kept.rollback.settle());
         let reconnected = settled
             .map_err(RestoreError::from)

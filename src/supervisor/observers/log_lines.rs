@@ -1,10 +1,9 @@
 //! The lines that notices have on stderr.
 
-use std::path::Path;
 use std::time::Duration;
 
 use crate::config::{HangAction, Occasion};
-use crate::restore::restore_image::Restored;
+use crate::restore::restore_image::{CUT_NAMED_MAX, Restored};
 use crate::run::format::{seconds, size};
 use crate::run::image_facts::Phase;
 use crate::snapshot::take_snapshot::Snapshotted;
@@ -12,9 +11,6 @@ use crate::store::ImageId;
 use crate::supervisor::hooks::hook_command::{Ended, Outcome};
 use crate::supervisor::notice::{AfterFailure, AfterSnapshotFailure, Notice};
 use crate::supervisor::policy::interval;
-
-/// Limit on the cut files that are named, a line each, after a restore.
-const CUT_NAMED_MAX: usize = 5;
 
 pub(super) fn log(notice: &Notice) {
     match notice {
@@ -177,16 +173,6 @@ fn stops_unsaved(why: &str, newest: &Result<Option<ImageId>, String>) {
 
 fn report_restored(id: ImageId, restored: &Restored) {
     let cut = &restored.cut;
-    if cut.len() > CUT_NAMED_MAX {
-        let bytes = cut.iter().map(|cut| cut.bytes).sum();
-        let kept = cut.first().and_then(|cut| cut.kept.parent());
-        tracing::info!(
-            files = cut.len(),
-            bytes = %size(bytes),
-            kept = %kept.unwrap_or(Path::new("")).display(),
-            "set aside what the job wrote after the snapshot"
-        );
-    }
     for cut in cut.iter().take_while(|_| cut.len() <= CUT_NAMED_MAX) {
         tracing::info!(
             file = %cut.path.display(),
