@@ -3,15 +3,18 @@
 //!
 //! Appending does not change the hashed part. A copy of the file has the same hash.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
+use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::OpenFile;
 use super::files::{Access, modified_ns};
+use super::rewind::error::{RewindError, system};
 use crate::safe_path::Spot;
 use crate::sync::in_parts;
 
@@ -34,34 +37,95 @@ pub fn sample_appended(files: &mut [OpenFile]) {
     }
 }
 
-/// Samples the files that the job has mapped, and the programs and libraries that it has open, unless it writes them. It
-/// computes meanwhile. A file that changed since the freeze is not sampled: its size or time is no longer that of the
-/// snapshot.
+/// Samples the files that the job has mapped, and the programs and libraries that it has open, unless it writes them. Those
+/// at the positions in `kept` are left out: their content is in the image. The job may compute meanwhile.
 ///
 /// Some systems give all installed files the same time, so that size and time do not tell two builds apart. CRIU would
 /// compare their build IDs, but opens and maps every open file for it while the job is frozen.
-pub fn sample_unwritten(files: &mut [OpenFile]) {
-    let sample_all = |part: &[OpenFile]| part.iter().map(sample_one_unwritten).collect::<Vec<_>>();
-    let samples = in_parts(files, sample_all);
-    for (file, sample) in files.iter_mut().zip(samples.into_iter().flatten()) {
-        file.sample = file.sample.or(sample);
+pub fn sample_unwritten(files: &mut [OpenFile], kept: &BTreeSet<usize>) {
+    let positions = 0..files.len();
+    let compared = positions.filter(|at| !files[*at].written() && !kept.contains(at));
+    let compared: Vec<usize> = compared.collect();
+    let look = |part: &[usize]| {
+        part.iter()
+            .map(|at| look_at(&files[*at]))
+            .collect::<Vec<_>>()
+    };
+    let found: Vec<Look> = in_parts(&compared, look).into_iter().flatten().collect();
+    for (at, look) in compared.into_iter().zip(found) {
+        match look {
+            Look::NotCompared => {}
+            Look::Same(sample) => files[at].sample = Some(sample),
+            Look::Changed => files[at].changed = true,
+        }
     }
 }
 
-fn sample_one_unwritten(file: &OpenFile) -> Option<u64> {
-    if file.written() {
-        return None;
+/// Checks that the files sampled by [`sample_unwritten`] are those of the snapshot.
+///
+/// # Errors
+/// A file that is not.
+pub fn check_unwritten(files: &[OpenFile]) -> Result<(), RewindError> {
+    let check = |file: &OpenFile| match file.sample.map(|_| sample_at(&file.path, file.size)) {
+        None if !file.changed => Ok(()),
+        Some(Ok(sample)) if file.sample == Some(sample) => Ok(()),
+        Some(Err(error)) if error.kind() != io::ErrorKind::UnexpectedEof => {
+            Err(system("read", &file.path)(error))
+        }
+        None | Some(_) => Err(RewindError::Replaced(file.path.clone())),
+    };
+    let unwritten: Vec<&OpenFile> = files.iter().filter(|file| !file.written()).collect();
+    let failed = |part: &[&OpenFile]| part.iter().find_map(|file| check(file).err());
+    let mut failures = in_parts(&unwritten, failed).into_iter().flatten();
+    failures.next().map_or(Ok(()), Err)
+}
+
+/// What was found at the path of a file after the freeze.
+enum Look {
+    /// A file that needs no sample, or that cannot be read.
+    NotCompared,
+    Same(u64),
+    /// Another file, or another version of it.
+    Changed,
+}
+
+fn look_at(file: &OpenFile) -> Look {
+    let found = open_file(&file.path).and_then(|opened| Ok((opened.metadata()?, opened)));
+    let Ok((about, opened)) = found else {
+        return Look::NotCompared;
+    };
+    if !is_compared(file, &opened) {
+        return Look::NotCompared;
     }
-    let opened = Spot::of(&file.path).ok()?;
-    let opened = opened.open(File::options().read(true), 0).ok()?;
-    let about = opened.metadata().ok()?;
-    let is_same = (about.ino(), about.size(), modified_ns(&about))
-        == (file.inode, file.size, file.modified_ns);
+    let now = (about.ino(), about.size(), modified_ns(&about));
+    if now != (file.inode, file.size, file.modified_ns) {
+        return Look::Changed;
+    }
+    sample(&opened, file.size).map_or(Look::NotCompared, Look::Same)
+}
+
+fn is_compared(file: &OpenFile, opened: &File) -> bool {
+    // The kernel makes the content of its own files when they are read.
+    if file.size == 0 || file.path.starts_with("/sys") {
+        return false;
+    }
     let mut magic = [0; ELF.len()];
-    let is_compared = is_same
-        && (file.access == Access::Map
-            || opened.read_exact_at(&mut magic, 0).is_ok() && magic == ELF);
-    is_compared.then(|| sample(&opened, file.size).ok())?
+    let is_program = opened.read_exact_at(&mut magic, 0).is_ok() && magic == ELF;
+    // In memory, a write through another program's mapping leaves no trace in the file's time, and is its own affair.
+    is_program || file.access == Access::Map && !is_in_memory(opened)
+}
+
+fn is_in_memory(opened: &File) -> bool {
+    fstatfs(opened).is_ok_and(|about| about.filesystem_type() == TMPFS_MAGIC)
+}
+
+/// Opens a regular file to read it. Nothing else is opened: a device may act on that.
+fn open_file(path: &Path) -> io::Result<File> {
+    let spot = Spot::of(path)?;
+    if !spot.metadata()?.is_file() {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    spot.open(File::options().read(true), 0)
 }
 
 /// Returns the hash of both ends of the first `size` bytes, or of all of them if the ends overlap.
@@ -78,8 +142,7 @@ impl OpenFile {
 
 /// Same as [`sample`], for the job's file at a path.
 pub(in crate::job) fn sample_at(path: &Path, size: u64) -> io::Result<u64> {
-    let file = Spot::of(path)?.open(File::options().read(true), 0)?;
-    sample(&file, size)
+    sample(&open_file(path)?, size)
 }
 
 /// Same as [`sample`], for bytes supplied by `read`, which fills a buffer from an offset.

@@ -41,6 +41,10 @@ pub enum Access {
 
 /// The state of a file at the freeze.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(
+    clippy::struct_excessive_bools,
+    reason = "facts that do not depend on each other"
+)]
 pub struct OpenFile {
     /// Absolute path.
     #[serde(
@@ -67,9 +71,13 @@ pub struct OpenFile {
     pub in_memory: bool,
     /// Name of the image stream with its content, if the content is saved.
     pub content: Option<String>,
-    /// Hash of the ends of the content, if the job only appends to the file, or if it has mapped and does not write it.
+    /// Hash of the ends of the content: of a file that the job only appends to, and of mapped files, programs and libraries
+    /// that it does not write.
     #[serde(default)]
     pub sample: Option<u64>,
+    /// True if such a mapped file, program or library was changed after the freeze, before its sample was taken.
+    #[serde(default)]
+    pub changed: bool,
     /// Hard links needed during a restore.
     #[serde(
         default,
@@ -224,14 +232,37 @@ impl Found {
             }
             match fs::metadata(&path) {
                 Ok(metadata) if metadata.ino() == map.inode => self.note(&path, &metadata, usage),
-                Ok(_) | Err(_) => {
-                    if let Ok(metadata) = fs::metadata(link()) {
-                        self.note_linked(&path, &metadata, usage);
+                found => {
+                    let has_name = fs::metadata(link())
+                        .is_ok_and(|metadata| self.note_linked(&path, &metadata, usage));
+                    // Overlays on several file systems (before Linux 6.8) name other inodes in `maps`. A written file is
+                    // not taken for another one at its path.
+                    let may_be_it = !has_name && usage.access == Access::Map && !is_deleted(&path);
+                    if let Ok(metadata) = found
+                        && may_be_it
+                    {
+                        self.note(&path, &metadata, usage);
                     }
                 }
             }
         }
+        self.collect_program(pid);
         Ok(())
+    }
+
+    /// Adds the program itself, which need not be mapped any more. A zombie has none.
+    fn collect_program(&mut self, pid: i32) {
+        let link = PathBuf::from(format!("/proc/{pid}/exe"));
+        let usage = Usage::of_mapping(MMPermissions::READ);
+        if let (Ok(path), Ok(metadata)) = (fs::read_link(&link), fs::metadata(&link))
+            && !self.files.contains_key(&path)
+        {
+            if is_deleted(&path) {
+                self.note_linked(&path, &metadata, usage);
+            } else {
+                self.note(&path, &metadata, usage);
+            }
+        }
     }
 
     fn note(&mut self, path: &Path, metadata: &Metadata, usage: Usage) {
@@ -258,6 +289,7 @@ impl Found {
                 in_memory: false,
                 content: None,
                 sample: None,
+                changed: false,
                 links: Vec::new(),
                 rewrites: false,
                 is_mapped: false,
@@ -269,10 +301,11 @@ impl Found {
     }
 
     /// Records a file whose name was removed after it was opened but that has other names: the C library creates named
-    /// semaphores in this way. A file without any name is left out, because CRIU saves its content.
-    fn note_linked(&mut self, path: &Path, metadata: &Metadata, usage: Usage) {
+    /// semaphores in this way. A file without any name is left out, because CRIU saves its content. Returns false if no name
+    /// was found.
+    fn note_linked(&mut self, path: &Path, metadata: &Metadata, usage: Usage) -> bool {
         if !metadata.is_file() || metadata.nlink() == 0 {
-            return;
+            return false;
         }
         let entries = path.parent().map(fs::read_dir);
         let names = entries
@@ -287,12 +320,13 @@ impl Found {
         };
         let (links, names): (Vec<_>, Vec<_>) = names.filter(same).partition(|path| is_helper(path));
         let Some(name) = names.first().or(links.first()) else {
-            return;
+            return false;
         };
         self.note(name, metadata, usage);
         if let Some(file) = self.files.get_mut(name) {
             file.links = links;
         }
+        true
     }
 }
 

@@ -107,9 +107,6 @@ fn action_for(
                 now,
             })
         }
-        Access::Read | Access::Map if has_other_bytes(file, present) => {
-            Err(RewindError::Replaced(file.path.clone()))
-        }
         Access::Read | Access::Map => Ok(None),
         Access::Write | Access::Update if file.content.is_some() => Ok(Some(Action::Refill)),
         Access::Write | Access::Update => {
@@ -136,7 +133,10 @@ fn holds_the_same(
     if now < then {
         return Err(RewindError::Shrank { path, then, now });
     }
-    let has_other_bytes = has_other_bytes(file, present);
+    // An unreadable file is treated as a different one.
+    let has_other_bytes = file
+        .sample
+        .is_some_and(|known| sample_at(present, then).ok() != Some(known));
     let is_identified = file.sample.is_some() && then >= IDENTIFYING_BYTES_MIN;
     if !is_same && (!is_identified || has_other_bytes) {
         return Err(RewindError::Replaced(path));
@@ -145,13 +145,6 @@ fn holds_the_same(
         return other_bytes.judge(RewindError::OtherBytes { path, bytes: then });
     }
     Ok(())
-}
-
-/// Returns true if the sample of a file differs from that of the snapshot. An unreadable file is treated as a different
-/// one.
-fn has_other_bytes(file: &OpenFile, present: &Path) -> bool {
-    file.sample
-        .is_some_and(|known| sample_at(present, file.size).ok() != Some(known))
 }
 
 /// Treatment of a file or output whose bytes differ from those of the snapshot.

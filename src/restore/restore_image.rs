@@ -31,6 +31,7 @@ use crate::gpu::mapping::GpuPlan;
 use crate::gpu::resident::{ResidentRestore, Standby};
 use crate::job::{self, CutAway, OpenFile, OtherBytes, Relation};
 use crate::network_socket::NetworkSocket;
+use crate::run::format::size;
 use crate::run::gpu_facts::CudaFacts;
 use crate::run::image_facts::{ImageFacts, Phase, Stopwatch};
 use crate::run::progress::{Step, Work};
@@ -90,6 +91,7 @@ pub(crate) fn examine(
             .map_or(path, |kept| kept.rollback.present_path(path))
     };
     let files = job::plan(open, &facts.nodes, other_bytes, present_path)?;
+    job::check_unwritten(&facts.files)?;
     Ok(Candidate {
         id,
         facts,
@@ -197,6 +199,7 @@ fn report(done: Done, cut: &[CutAway], aside: &Path) {
             set_aside = done.aside,
             not_saved = done.not_saved,
             shortened = cut.len(),
+            shortened_by = %size(cut.iter().map(|cut| cut.bytes).sum()),
             kept = %aside.display(),
             "rolled the job's files back to the snapshot"
         );
@@ -235,8 +238,9 @@ impl Restore<'_> {
             copied
                 .map(drop)
                 .map_err(|error| io::Error::other(error.to_string()))
-        })?;
-        report(done, &cut, &aside);
+        });
+        report(done, cut.as_deref().unwrap_or_default(), &aside);
+        let cut = cut?;
         let settled = kept.as_ref().map_or(Ok(()), |kept| kept.rollback.settle());
         let reconnected = settled
             .map_err(RestoreError::from)
@@ -293,6 +297,8 @@ impl Restore<'_> {
         let lock = job::DumpLock::to_restore(files);
         let created = lock.make_links(files).map_err(RestoreError::from);
         let created = created.and_then(|()| {
+            // Again: some seconds may have passed since the first check.
+            job::check_unwritten(files)?;
             run_criu(
                 self.context,
                 self.sandbox,

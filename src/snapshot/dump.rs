@@ -300,7 +300,7 @@ impl<'a> Dump<'a> {
         let kept_open = open.filter(|(_, file)| set.files.contains_key(&file.path));
         facts.kept_open = kept_open.map(|(position, _)| position).collect();
         facts.kept = Some(kept);
-        job::sample_unwritten(&mut facts.files);
+        job::sample_unwritten(&mut facts.files, &facts.kept_open);
         writer.settle()?;
         watch.lap("write");
         facts.phases = watch.phases().to_vec();

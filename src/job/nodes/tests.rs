@@ -60,6 +60,7 @@ fn nodes_are_recorded_with_the_folders_above_them() {
         in_memory: false,
         content: Some("files/0".to_owned()),
         sample: None,
+        changed: false,
         links: Vec::new(),
         rewrites: false,
         is_mapped: false,

@@ -1,5 +1,7 @@
 //! Tests of the plan for files, with real files.
 
+use std::collections::BTreeSet;
+
 use super::*;
 
 fn recorded(path: &Path, access: Access, content: Option<&str>) -> OpenFile {
@@ -15,6 +17,7 @@ fn recorded(path: &Path, access: Access, content: Option<&str>) -> OpenFile {
         in_memory: false,
         content: content.map(str::to_owned),
         sample: None,
+        changed: false,
         links: Vec::new(),
         rewrites: false,
         is_mapped: false,
@@ -264,51 +267,38 @@ fn another_build_of_a_library_is_named() {
         // As Nix and reproducible builds do.
         file.set_modified(std::time::UNIX_EPOCH).unwrap();
     };
-    let (mapped, open, data) = ["lib.so", "open.so", "data"]
-        .map(|name| folder.path().join(name))
-        .into();
-    let names = [&mapped, &open, &data];
-    for name in names {
-        write(
-            name,
-            if *name == data {
-                "text v1"
-            } else {
-                "\x7fELF v1"
-            },
-        );
-    }
-    let mut files = [
-        recorded(&mapped, Access::Map, None),
-        recorded(&open, Access::Read, None),
-        recorded(&data, Access::Read, None),
+    let kinds = [
+        ("mapped.so", "\x7fELF", Access::Map),
+        ("open.so", "\x7fELF", Access::Read),
+        ("data", "text", Access::Read),
     ];
-    crate::job::sample_unwritten(&mut files);
-    let judge = |file: &OpenFile| {
-        let files = std::slice::from_ref(file);
-        plan(files, &[], OtherBytes::Refuse, |path| path).map(drop)
+    let build = |version: &str| {
+        kinds.map(|(name, content, access)| {
+            let path = folder.path().join(name);
+            write(&path, &format!("{content} {version}"));
+            recorded(&path, access, None)
+        })
     };
+    let mut files = build("v1");
+    crate::job::sample_unwritten(&mut files, &BTreeSet::new());
+    let judge = |file: &OpenFile| crate::job::check_unwritten(std::slice::from_ref(file));
     assert!(files.iter().all(|file| judge(file).is_ok()));
-    for name in names {
-        write(
-            name,
-            if *name == data {
-                "text v2"
-            } else {
-                "\x7fELF v2"
-            },
-        );
-    }
+    let mut late = build("v2");
     for file in &files[..2] {
         assert!(matches!(judge(file), Err(RewindError::Replaced(path)) if path == file.path));
     }
     // What other programs write to a file that the job reads is theirs.
     judge(&files[2]).unwrap();
-    // The file that a sample is taken of has to be that of the snapshot.
-    files[0].sample = None;
-    files[0].modified_ns -= 1;
-    crate::job::sample_unwritten(&mut files);
-    assert_eq!(files[0].sample, None);
+    // As if they were replaced right after the freeze; the first is kept with the image.
+    for file in &mut late {
+        file.inode ^= 1;
+    }
+    crate::job::sample_unwritten(&mut late, &BTreeSet::from([0]));
+    assert_eq!(
+        late.each_ref().map(|file| file.changed),
+        [false, true, false]
+    );
+    assert!(matches!(judge(&late[1]), Err(RewindError::Replaced(_))));
 }
 
 #[test]

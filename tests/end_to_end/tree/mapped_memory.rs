@@ -285,7 +285,8 @@ fn another_build_of_a_mapped_file_is_refused() {
     let place = Place::new();
     let build = |byte| {
         let other = place.file("other");
-        std::fs::write(&other, vec![byte; 65536]).unwrap();
+        let content = [b"\x7fELF".to_vec(), vec![byte; 65536]].concat();
+        std::fs::write(&other, content).unwrap();
         let file = std::fs::File::options().write(true).open(&other).unwrap();
         file.set_modified(std::time::UNIX_EPOCH).unwrap();
         std::fs::rename(other, place.file("library")).unwrap();
