@@ -32,6 +32,8 @@ pub struct Rollback {
     pub(super) siblings: HashMap<(u64, u64), PathBuf>,
     /// Files that stay different from the snapshot.
     pub lost: Vec<Lost>,
+    /// Files of the set that the settings exclude now, so that they are neither compared nor put back.
+    pub left_out: HashSet<PathBuf>,
 }
 
 /// Input of a plan besides the set and the record.
@@ -117,8 +119,12 @@ impl Rollback {
         let concerns = |path: &Path, file: &KeptFile| {
             file.writer == Writer::Open || !place.excluded.matches(path)
         };
-        for (path, file) in set.files.iter().filter(|(path, file)| concerns(path, file)) {
-            plan.compare(path, file, comparison);
+        for (path, file) in &set.files {
+            if concerns(path, file) {
+                plan.compare(path, file, comparison);
+            } else {
+                plan.left_out.insert(path.clone());
+            }
         }
         let touched: Vec<(&Path, Touch)> = if place.is_elsewhere {
             since.ever_touched().collect()

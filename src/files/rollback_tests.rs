@@ -95,6 +95,14 @@ impl Scene {
     }
 
     fn plan(&self, on_lost: OnLost) -> Result<Rollback, RollbackError> {
+        self.plan_without(&Patterns::default(), on_lost)
+    }
+
+    fn plan_without(
+        &self,
+        excluded: &Patterns,
+        on_lost: OnLost,
+    ) -> Result<Rollback, RollbackError> {
         let record = Record::open(&self.record()).unwrap();
         let open = self.path("open");
         let place = Place {
@@ -103,7 +111,7 @@ impl Scene {
             open: &BTreeSet::from([open.as_path()]),
             held: &Held::of(&self.folder.path().join("store")),
             included: &Patterns::default(),
-            excluded: &Patterns::default(),
+            excluded,
             on_lost,
             is_elsewhere: false,
         };
@@ -257,6 +265,23 @@ fn a_rollback_stopped_at_any_step_is_completed_by_the_next() {
             return;
         }
     }
+}
+
+#[test]
+fn files_that_are_excluded_after_the_snapshot_are_left_out() {
+    let mut scene = Scene::new(&[("kept", "then"), ("cache", "then")]);
+    scene.snapshot();
+    for name in ["kept", "cache"] {
+        fs::write(scene.path(name), "now").unwrap();
+    }
+    scene.changed(&[("kept", JobChange::Changed), ("cache", JobChange::Changed)]);
+    let excluded = Patterns::new(&["cache".to_owned()], &scene.path("")).unwrap();
+    let plan = scene.plan_without(&excluded, OnLost::Refuse).unwrap();
+    scene.execute(&plan, &|| Ok(())).unwrap();
+    // The caller has to compare the other one, if the job has it open.
+    assert_eq!(plan.left_out, [scene.path("cache")].into());
+    assert_eq!(fs::read(scene.path("kept")).unwrap(), b"then");
+    assert_eq!(fs::read(scene.path("cache")).unwrap(), b"now");
 }
 
 #[test]

@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
@@ -16,7 +17,7 @@ use super::OpenFile;
 use super::files::{Access, modified_ns};
 use super::rewind::error::{RewindError, system};
 use crate::safe_path::Spot;
-use crate::sync::in_parts;
+use crate::sync::in_parts_of;
 
 /// Bytes read at the beginning and at the end. The number is small because the job is frozen during the read.
 const END_BYTES: usize = 64 << 10;
@@ -24,6 +25,10 @@ const END_BYTES: usize = 64 << 10;
 pub(in crate::job) const IDENTIFYING_BYTES_MIN: u64 = 4096;
 /// Limit on the sampled append-only files, in order of paths. At most 8 MiB are read while the job is frozen.
 const FILES_MAX: usize = 64;
+/// Limit on the threads that take samples of files that the job does not write.
+const THREADS_MAX: usize = 4;
+/// Fewest such samples that a thread is started for.
+const PART_MIN: usize = 16;
 /// First bytes of a program or library.
 const ELF: &[u8] = b"\x7fELF";
 
@@ -44,15 +49,15 @@ pub fn sample_appended(files: &mut [OpenFile]) {
 /// compare their build IDs, but opens and maps every open file for it while the job is frozen.
 pub fn sample_unwritten(files: &mut [OpenFile], kept: &BTreeSet<usize>) {
     let positions = 0..files.len();
-    let compared = positions.filter(|at| !files[*at].written() && !kept.contains(at));
+    let compared = positions.filter(|at| !kept.contains(at) && may_need_sample(&files[*at]));
     let compared: Vec<usize> = compared.collect();
     let look = |part: &[usize]| {
         part.iter()
             .map(|at| look_at(&files[*at]))
             .collect::<Vec<_>>()
     };
-    let found: Vec<Look> = in_parts(&compared, look).into_iter().flatten().collect();
-    for (at, look) in compared.into_iter().zip(found) {
+    let found = in_parts_of(part_len(compared.len()), &compared, look);
+    for (at, look) in compared.into_iter().zip(found.into_iter().flatten()) {
         match look {
             Look::NotCompared => {}
             Look::Same(sample) => files[at].sample = Some(sample),
@@ -65,19 +70,41 @@ pub fn sample_unwritten(files: &mut [OpenFile], kept: &BTreeSet<usize>) {
 ///
 /// # Errors
 /// A file that is not.
-pub fn check_unwritten(files: &[OpenFile]) -> Result<(), RewindError> {
-    let check = |file: &OpenFile| match file.sample.map(|_| sample_at(&file.path, file.size)) {
-        None if !file.changed => Ok(()),
-        Some(Ok(sample)) if file.sample == Some(sample) => Ok(()),
-        Some(Err(error)) if error.kind() != io::ErrorKind::UnexpectedEof => {
-            Err(system("read", &file.path)(error))
-        }
-        None | Some(_) => Err(RewindError::Replaced(file.path.clone())),
-    };
-    let unwritten: Vec<&OpenFile> = files.iter().filter(|file| !file.written()).collect();
+pub fn check_unwritten<'a>(
+    files: impl IntoIterator<Item = &'a OpenFile>,
+) -> Result<(), RewindError> {
+    let is_known = |file: &&OpenFile| !file.written() && (file.sample.is_some() || file.changed);
+    let known: Vec<&OpenFile> = files.into_iter().filter(is_known).collect();
     let failed = |part: &[&OpenFile]| part.iter().find_map(|file| check(file).err());
-    let mut failures = in_parts(&unwritten, failed).into_iter().flatten();
-    failures.next().map_or(Ok(()), Err)
+    let failures = in_parts_of(part_len(known.len()), &known, failed);
+    failures.into_iter().flatten().next().map_or(Ok(()), Err)
+}
+
+/// Returns the number of samples that a thread takes of so many.
+fn part_len(samples: usize) -> usize {
+    samples.div_ceil(THREADS_MAX).max(PART_MIN)
+}
+
+fn check(file: &OpenFile) -> Result<(), RewindError> {
+    let path = || file.path.clone();
+    if file.changed {
+        return Err(RewindError::Unknown(path()));
+    }
+    let found = open_file(&file.path)
+        .and_then(|opened| Ok((opened.metadata()?, sample(&opened, file.size)?)));
+    match found {
+        Ok((about, now)) => {
+            let is_same = file.sample == Some(now)
+                && about.size() == file.size
+                && (file.access != Access::Map || modified_ns(&about) == file.modified_ns);
+            is_same.then_some(()).ok_or(RewindError::Replaced(path()))
+        }
+        Err(error) => Err(match error.kind() {
+            io::ErrorKind::NotFound => RewindError::Vanished(path()),
+            io::ErrorKind::UnexpectedEof => RewindError::Replaced(path()),
+            _ => system("read", &file.path)(error),
+        }),
+    }
 }
 
 /// What was found at the path of a file after the freeze.
@@ -89,30 +116,47 @@ enum Look {
     Changed,
 }
 
-fn look_at(file: &OpenFile) -> Look {
-    let found = open_file(&file.path).and_then(|opened| Ok((opened.metadata()?, opened)));
-    let Ok((about, opened)) = found else {
-        return Look::NotCompared;
-    };
-    if !is_compared(file, &opened) {
-        return Look::NotCompared;
+/// Returns false for a file that need not even be opened: a job may have thousands of open data files on a slow file
+/// system.
+fn may_need_sample(file: &OpenFile) -> bool {
+    // The kernel makes the content of its own files when they are read.
+    let has_content = file.size > 0 && !file.path.starts_with("/sys");
+    let name = || file.path.file_name().unwrap_or_default().as_bytes();
+    let is_like_program = || file.mode & 0o111 != 0 || find(name(), b".so") || find(name(), b".ko");
+    match file.access {
+        Access::Map => has_content,
+        Access::Read => has_content && is_like_program(),
+        Access::Write | Access::Update => false,
     }
-    let now = (about.ino(), about.size(), modified_ns(&about));
-    if now != (file.inode, file.size, file.modified_ns) {
-        return Look::Changed;
-    }
-    sample(&opened, file.size).map_or(Look::NotCompared, Look::Same)
 }
 
-fn is_compared(file: &OpenFile, opened: &File) -> bool {
-    // The kernel makes the content of its own files when they are read.
-    if file.size == 0 || file.path.starts_with("/sys") {
-        return false;
-    }
+fn find(name: &[u8], part: &[u8]) -> bool {
+    name.windows(part.len()).any(|window| window == part)
+}
+
+fn look_at(file: &OpenFile) -> Look {
+    let found = open_file(&file.path).and_then(|opened| Ok((opened.metadata()?, opened)));
+    let (about, opened) = match found {
+        Ok(found) => found,
+        // Where it was removed, another one may take its place.
+        Err(error) if error.kind() == io::ErrorKind::NotFound && file.access == Access::Map => {
+            return Look::Changed;
+        }
+        Err(_) => return Look::NotCompared,
+    };
+    let now = (about.ino(), about.size(), modified_ns(&about));
+    let is_same = now == (file.inode, file.size, file.modified_ns);
     let mut magic = [0; ELF.len()];
     let is_program = opened.read_exact_at(&mut magic, 0).is_ok() && magic == ELF;
-    // In memory, a write through another program's mapping leaves no trace in the file's time, and is its own affair.
-    is_program || file.access == Access::Map && !is_in_memory(opened)
+    match (file.access, is_same) {
+        (Access::Map, false) => Look::Changed,
+        // In memory, a write through another program's mapping leaves no trace in the file's time, and is its own affair.
+        (Access::Map, true) if !is_program && is_in_memory(&opened) => Look::NotCompared,
+        (Access::Map, true) => sample(&opened, file.size).map_or(Look::NotCompared, Look::Same),
+        _ if !is_program => Look::NotCompared,
+        (_, false) => Look::Changed,
+        (_, true) => sample(&opened, file.size).map_or(Look::NotCompared, Look::Same),
+    }
 }
 
 fn is_in_memory(opened: &File) -> bool {

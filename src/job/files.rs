@@ -254,8 +254,9 @@ impl Found {
     fn collect_program(&mut self, pid: i32) {
         let link = PathBuf::from(format!("/proc/{pid}/exe"));
         let usage = Usage::of_mapping(MMPermissions::READ);
-        if let (Ok(path), Ok(metadata)) = (fs::read_link(&link), fs::metadata(&link))
+        if let Ok(path) = fs::read_link(&link)
             && !self.files.contains_key(&path)
+            && let Ok(metadata) = fs::metadata(&link)
         {
             if is_deleted(&path) {
                 self.note_linked(&path, &metadata, usage);

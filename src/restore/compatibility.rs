@@ -3,7 +3,7 @@
 
 use super::bundled_files::is_part;
 use super::error::RestoreError;
-use crate::job::{self, OtherBytes};
+use crate::job::{self, OpenFile, OtherBytes};
 use crate::run::cpu_facts::CpuFacts;
 use crate::run::image_facts::ImageFacts;
 
@@ -44,8 +44,9 @@ pub(super) fn check_read_files(
     let read = files.filter(|(position, file)| {
         !file.written() && !facts.kept_open.contains(position) && !is_part(file)
     });
-    job::plan(read.map(|(_, file)| file), &[], other_bytes, |path| path)?;
-    Ok(())
+    let read: Vec<&OpenFile> = read.map(|(_, file)| file).collect();
+    job::plan(read.iter().copied(), &[], other_bytes, |path| path)?;
+    Ok(job::check_unwritten(read)?)
 }
 
 #[cfg(test)]

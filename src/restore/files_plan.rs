@@ -136,6 +136,7 @@ impl Kept {
     pub fn has(&self, file: &OpenFile) -> bool {
         let found = self.set.files.get(&file.path);
         found.is_some_and(|file| !file.is_appended())
+            && !self.rollback.left_out.contains(&file.path)
     }
 
     /// Rolls the files back.

@@ -17,6 +17,9 @@ pub enum RewindError {
     /// Another file has the path.
     #[error("cannot continue with {}: it was replaced by another file since the snapshot; put the old one back", .0.display())]
     Replaced(PathBuf),
+    /// The file was changed or replaced before its content was known.
+    #[error("cannot continue with {}: it was changed while the image was written, so it is not known what the job had mapped or open; restore another image", .0.display())]
+    Unknown(PathBuf),
     /// The file belongs to another user.
     #[error("cannot continue with {}: it belonged to user {then} at the snapshot and belongs to user {now}; restore its owner (chown), or put the old one back", path.display())]
     Owner {
