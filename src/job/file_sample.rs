@@ -148,14 +148,12 @@ fn look_at(file: &OpenFile) -> Look {
     let is_same = now == (file.inode, file.size, file.modified_ns);
     let mut magic = [0; ELF.len()];
     let is_program = opened.read_exact_at(&mut magic, 0).is_ok() && magic == ELF;
-    match (file.access, is_same) {
-        (Access::Map, false) => Look::Changed,
-        // In memory, a write through another program's mapping leaves no trace in the file's time, and is its own affair.
-        (Access::Map, true) if !is_program && is_in_memory(&opened) => Look::NotCompared,
-        (Access::Map, true) => sample(&opened, file.size).map_or(Look::NotCompared, Look::Same),
-        _ if !is_program => Look::NotCompared,
-        (_, false) => Look::Changed,
-        (_, true) => sample(&opened, file.size).map_or(Look::NotCompared, Look::Same),
+    // In memory, a write through another program's mapping leaves no trace in the file's time, and is its own affair.
+    let is_data = !is_program && (file.access == Access::Read || is_same && is_in_memory(&opened));
+    match is_same {
+        _ if is_data => Look::NotCompared,
+        false => Look::Changed,
+        true => sample(&opened, file.size).map_or(Look::NotCompared, Look::Same),
     }
 }
 
