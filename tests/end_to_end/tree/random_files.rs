@@ -171,10 +171,11 @@ impl Scene {
     }
 
     fn some(&mut self) {
+        let busy = self.place.path().join("data");
+        // Before the order: the job may complete it at once.
+        let before = tree(&busy);
         self.order("some");
         // The job takes note of an order before it checks if the order was withdrawn.
-        let busy = self.place.path().join("data");
-        let before = tree(&busy);
         wait_until("operations", || tree(&busy) != before);
         self.take_back();
         self.rests += 1;
