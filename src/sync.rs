@@ -25,8 +25,20 @@ pub(crate) fn wait<'a, T>(condition: &Condvar, guard: MutexGuard<'a, T>) -> Mute
 /// # Panics
 /// If `act` panics.
 pub(crate) fn in_parts<T: Sync, R: Send>(items: &[T], act: impl Fn(&[T]) -> R + Sync) -> Vec<R> {
+    in_parts_from(PART_MIN, items, act)
+}
+
+/// Same as [`in_parts`], with parts of at least `least`, which is not 0.
+///
+/// # Panics
+/// If `act` panics.
+pub(crate) fn in_parts_from<T: Sync, R: Send>(
+    least: usize,
+    items: &[T],
+    act: impl Fn(&[T]) -> R + Sync,
+) -> Vec<R> {
     let cores = thread::available_parallelism().map_or(1, usize::from);
-    let part = items.len().div_ceil(cores.min(PARTS_MAX)).max(PART_MIN);
+    let part = items.len().div_ceil(cores.min(PARTS_MAX)).max(least);
     in_parts_of(part, items, act)
 }
 

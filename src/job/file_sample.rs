@@ -17,7 +17,7 @@ use super::OpenFile;
 use super::files::{Access, modified_ns};
 use super::rewind::error::{RewindError, system};
 use crate::safe_path::Spot;
-use crate::sync::in_parts_of;
+use crate::sync::in_parts_from;
 
 /// Bytes read at the beginning and at the end. The number is small because the job is frozen during the read.
 const END_BYTES: usize = 64 << 10;
@@ -25,9 +25,7 @@ const END_BYTES: usize = 64 << 10;
 pub(in crate::job) const IDENTIFYING_BYTES_MIN: u64 = 4096;
 /// Limit on the sampled append-only files, in order of paths. At most 8 MiB are read while the job is frozen.
 const FILES_MAX: usize = 64;
-/// Limit on the threads that take samples of files that the job does not write.
-const THREADS_MAX: usize = 4;
-/// Fewest such samples that a thread is started for.
+/// Fewest files that the job does not write for which a thread is started.
 const PART_MIN: usize = 16;
 /// First bytes of a program or library.
 const ELF: &[u8] = b"\x7fELF";
@@ -56,7 +54,7 @@ pub fn sample_unwritten(files: &mut [OpenFile], kept: &BTreeSet<usize>) {
             .map(|at| look_at(&files[*at]))
             .collect::<Vec<_>>()
     };
-    let found = in_parts_of(part_len(compared.len()), &compared, look);
+    let found = in_parts_from(PART_MIN, &compared, look);
     for (at, look) in compared.into_iter().zip(found.into_iter().flatten()) {
         match look {
             Look::NotCompared => {}
@@ -76,13 +74,8 @@ pub fn check_unwritten<'a>(
     let is_known = |file: &&OpenFile| !file.written() && (file.sample.is_some() || file.changed);
     let known: Vec<&OpenFile> = files.into_iter().filter(is_known).collect();
     let failed = |part: &[&OpenFile]| part.iter().find_map(|file| check(file).err());
-    let failures = in_parts_of(part_len(known.len()), &known, failed);
+    let failures = in_parts_from(PART_MIN, &known, failed);
     failures.into_iter().flatten().next().map_or(Ok(()), Err)
-}
-
-/// Returns the number of samples that a thread takes of so many.
-fn part_len(samples: usize) -> usize {
-    samples.div_ceil(THREADS_MAX).max(PART_MIN)
 }
 
 fn check(file: &OpenFile) -> Result<(), RewindError> {
@@ -107,7 +100,7 @@ fn check(file: &OpenFile) -> Result<(), RewindError> {
     }
 }
 
-/// What was found at the path of a file after the freeze.
+/// Result of the look at a file after the freeze.
 enum Look {
     /// A file that needs no sample, or that cannot be read.
     NotCompared,
