@@ -5,6 +5,7 @@
 //! ```
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -15,10 +16,10 @@ use std::time::Duration;
 use super::super::error::GpuError;
 use super::error::ResidentError;
 use super::kept_memory::KeptMemory;
-use super::known_blocks::{Changes, Place};
+use super::known_blocks::{Changes, KnownBlocks, Place};
 use super::refill::Memory;
 use crate::agent_client::{Held, Segment};
-use crate::copier::{Copier, CopierError, Lane, SegmentId};
+use crate::copier::{Copier, CopierError, Fingerprint, Lane, SegmentId};
 use crate::cuda::GpuUuid;
 use crate::run::resident_facts::{Part, ResidentFacts};
 use crate::store::{ImageReader, StreamOpener, StreamReader, StreamWriter};
@@ -281,14 +282,17 @@ impl CopyLanes {
         memory.map(import).collect()
     }
 
-    /// Fills the memory of an image's processes from the image's streams. Returns the fingerprints of its blocks.
-    pub fn fill(
+    /// Fills the memory of an image's processes from the image's streams. The GPU compares parts whose fingerprints are
+    /// known; of others, each chunk is compared with its name. Returns the fingerprints of the blocks.
+    pub fn fill<'a>(
         &self,
         facts: &ResidentFacts,
         segments: &[SegmentId],
-        image: &ImageReader,
+        image: &'a ImageReader,
+        blocks: &KnownBlocks,
     ) -> Result<Changes, ResidentError> {
         let (parts, places, found) = (facts.parts(), facts.places(), Changes::default());
+        let expected = blocks.expected(image.manifest().id);
         let parts: Vec<&Part> = parts.iter().collect();
         let open = |part: &Part| {
             let stream = image.open(&part.stream)?;
@@ -298,21 +302,31 @@ impl CopyLanes {
                 Err(ResidentError::Facts)
             }
         };
-        let copy =
-            |lane: &mut Lane, part: &Part, stream: &mut StreamReader<'_>, tell: &dyn Fn()| {
-                let (id, range) = (segments[part.segment], part.begin..part.end);
-                lane.fill(id, range.clone(), |room| {
-                    let len = stream.read(room)?;
-                    tell();
-                    if len == 0 {
-                        return Err(ResidentError::Facts);
-                    }
-                    Ok(len)
-                })?;
-                let place = Place::of(places[part.segment], part);
-                found.filled(place, &part.stream, lane.fingerprints(id, range).ok());
-                Ok(())
-            };
+        let copy = |lane: &mut Lane,
+                    part: &Part,
+                    stream: &mut StreamReader<'a>,
+                    tell: &dyn Fn()| {
+            let memory = (segments[part.segment], part.begin..part.end);
+            let place = Place::of(places[part.segment], part);
+            let expected = expected.of(place, &part.stream);
+            if expected.is_some() {
+                stream.trust();
+            }
+            let mut filled = pour(lane, memory.clone(), stream, tell)?;
+            if expected.is_some() && filled.as_deref() != expected {
+                tracing::warn!("GPU memory differs from the snapshot's; filling it again");
+                // The names of the chunks show whether the image is damaged.
+                *stream = open(part)?;
+                filled = pour(lane, memory, stream, tell)?;
+            }
+            match (&filled, expected) {
+                (Some(filled), Some(expected)) if filled != expected => Err(ResidentError::Altered),
+                _ => {
+                    found.filled(place, &part.stream, filled);
+                    Ok(())
+                }
+            }
+        };
         self.side_by_side(&parts, open, copy, |_, _| Ok(()))?;
         Ok(found)
     }
@@ -395,6 +409,24 @@ impl CopyLanes {
             None => Ok(()),
         }
     }
+}
+
+/// Fills a part of a segment from its stream; returns the fingerprints of its blocks, if the GPU computes them.
+fn pour(
+    lane: &mut Lane,
+    (segment, range): (SegmentId, Range<u64>),
+    stream: &mut StreamReader<'_>,
+    tell: &dyn Fn(),
+) -> Result<Option<Vec<Fingerprint>>, ResidentError> {
+    lane.fill(segment, range.clone(), |room| {
+        let len = stream.read(room)?;
+        tell();
+        if len == 0 {
+            return Err(ResidentError::Facts);
+        }
+        Ok(len)
+    })?;
+    Ok(lane.fingerprints(segment, range).ok())
 }
 
 /// Lowers the priority of a lane, for CRIU, which has fewer threads for its part, and for the job, if there are too few

@@ -102,6 +102,12 @@ pub enum ResidentError {
     /// The image cannot be read.
     #[error("cannot read GPU memory from the image")]
     Read(#[source] Box<ReadError>),
+    /// The GPU does not have what was written to it, or what was read from it for the image.
+    #[error(
+        "GPU memory differs from what the job had there, though the image is intact: the GPU, its bus or main memory may \
+         be faulty (the kernel's log may have messages with Xid, or of EDAC); choose another GPU with --gpu-map"
+    )]
+    Altered,
     /// The image's facts are not valid.
     #[error("the image's description of its GPU memory is not valid")]
     Facts,
@@ -128,6 +134,7 @@ impl ResidentError {
             | Self::Socket(_)
             | Self::Read(_)
             | Self::Evicted
+            | Self::Altered
             | Self::Facts
             | Self::Panicked => false,
         }
@@ -158,9 +165,11 @@ impl ResidentError {
                 source: AgentError::Busy { .. } | AgentError::TimedOut { .. },
                 ..
             } => FailureKind::Busy,
-            Self::Agent { .. } | Self::Lost { .. } | Self::Stuck { .. } | Self::Copier(_) => {
-                FailureKind::Driver
-            }
+            Self::Agent { .. }
+            | Self::Lost { .. }
+            | Self::Stuck { .. }
+            | Self::Copier(_)
+            | Self::Altered => FailureKind::Driver,
             Self::Read(_) => FailureKind::Store,
             Self::Socket(_) | Self::Evicted | Self::Facts | Self::Panicked => FailureKind::System,
         }

@@ -377,6 +377,7 @@ impl ResidentError {
             | Self::Socket(_)
             | Self::Read(_)
             | Self::Evicted
+            | Self::Altered
             | Self::Facts
             | Self::Panicked => false,
         }

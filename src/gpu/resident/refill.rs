@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::copy_lanes::CopyLanes;
 use super::error::ResidentError;
-use super::known_blocks::Changes;
+use super::known_blocks::{Changes, KnownBlocks};
 use super::standby::{Ready, Standby};
 use crate::agent_client::Held;
 use crate::cuda::GpuUuid;
@@ -36,7 +36,7 @@ pub(crate) fn refill(
             image.given().add(read);
             filled
         }
-        Ready::Copier(copy_lanes) => fill(copy_lanes, image, facts, map)?,
+        Ready::Copier(copy_lanes) => fill(copy_lanes, image, facts, map, &standby.blocks)?,
     };
     standby.blocks.keep(id, &filled.found);
     Ok(filled.memory)
@@ -57,13 +57,14 @@ pub(super) fn fill(
     image: &ImageReader,
     facts: &ResidentFacts,
     map: &GpuPairs,
+    blocks: &KnownBlocks,
 ) -> Result<FilledMemory, ResidentError> {
     if !facts.is_sane() {
         return Err(ResidentError::Facts);
     }
     let (memory, segments) = copy_lanes.make(facts, |then| new_gpu(map, then))?;
     tracing::debug!(bytes = facts.bytes(), "GPU memory is allocated");
-    let found = copy_lanes.fill(facts, &segments, image)?;
+    let found = copy_lanes.fill(facts, &segments, image, blocks)?;
     tracing::debug!("GPU memory is filled");
     copy_lanes.leave();
     Ok(FilledMemory {

@@ -119,9 +119,14 @@ impl GpuMove<'_> {
         let gpus: Option<Vec<GpuUuid>> = self.facts.segments().map(gpu).collect();
         let gpus = gpus.ok_or(ResidentError::Facts)?;
         let segments = self.copy_lanes.import(gpus.into_iter().zip(memory))?;
-        let Self { facts, image, .. } = self;
-        let found = self.copy_lanes.fill(facts, &segments, image)?;
-        self.blocks.keep(image.manifest().id, &found);
+        let Self {
+            facts,
+            image,
+            blocks,
+            ..
+        } = self;
+        let found = self.copy_lanes.fill(facts, &segments, image, blocks)?;
+        blocks.keep(image.manifest().id, &found);
         Ok(())
     }
 }

@@ -79,7 +79,7 @@ impl Standby {
                 return Some(Ready::Copier(copy_lanes));
             }
             *locked(&filled) = Some(image);
-            let memory = fill(copy_lanes, &reader, resident, &Vec::new());
+            let memory = fill(copy_lanes, &reader, resident, &Vec::new(), &standby.blocks);
             if memory.is_err() {
                 *locked(&filled) = None;
             }

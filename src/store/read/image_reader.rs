@@ -65,12 +65,16 @@ pub(crate) struct Fetching<'a> {
     fetcher: Option<ChunkFetcher<'a>>,
 }
 
-impl Fetching<'_> {
+impl<'a> Fetching<'a> {
     fn fetch(&mut self, stored: &Stored, raw: &mut [u8]) -> Result<(), Fault> {
+        self.fetcher().fetch(stored, raw)
+    }
+
+    pub(super) fn fetcher(&mut self) -> &mut ChunkFetcher<'a> {
         let Some(fetcher) = &mut self.fetcher else {
             unreachable!("only the drop takes it")
         };
-        fetcher.fetch(stored, raw)
+        fetcher
     }
 }
 

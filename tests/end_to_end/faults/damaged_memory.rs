@@ -1,12 +1,7 @@
 //! Damaged shared memory. CRIU (4.2.1) ignores failed reads of it.
 
-use std::fs::File;
-use std::os::unix::fs::FileExt;
-
-use ckpt_run::store::{Content, ImageId, Store};
-
 use super::counter_job::{said, start_with};
-use crate::harness::{Place, apply, as_root, wait_until_or};
+use crate::harness::{Place, apply, as_root, damage, wait_until_or};
 
 /// Size of the shared memory. No other memory of the job has the same.
 const SHARED_BYTES: u64 = 5 << 20;
@@ -26,27 +21,6 @@ while not os.path.exists("stop"):
             open("differs", "w").close()
 "#;
 
-/// Flips a bit in the first chunk of the job's shared memory in an image.
-fn damage_shared_memory(place: &Place, image: &str) {
-    let store = Store::open(&place.file(".ckpt-run")).expect("a store");
-    let image: ImageId = image.parse().expect("an ID");
-    let reader = store.read(image).expect("an image");
-    let manifest = reader.manifest();
-    let mut streams = manifest.streams.iter();
-    let stream = streams.find(|one| one.name.contains("pages-") && one.raw_len == SHARED_BYTES);
-    let chunk = stream.expect("the shared memory").chunks[0];
-    let Content::Stored(stored) = manifest.chunks[chunk as usize].content else {
-        panic!("the shared memory is not zero");
-    };
-    let name = manifest.packs[stored.pack as usize].name.to_string();
-    let path = store.path().join("packs").join(name);
-    let pack = File::options().read(true).write(true).open(path);
-    let pack = pack.expect("a pack");
-    let (mut byte, at) = ([0], stored.offset + u64::from(stored.len) / 2);
-    pack.read_exact_at(&mut byte, at).expect("read");
-    pack.write_all_at(&[byte[0] ^ 1], at).expect("written");
-}
-
 #[apply(as_root)]
 fn no_process_runs_with_damaged_shared_memory() {
     let place = Place::new();
@@ -62,7 +36,9 @@ fn no_process_runs_with_damaged_shared_memory() {
     let older = place.snapshot();
     next(&place);
     let newer = place.snapshot();
-    damage_shared_memory(&place, &newer);
+    damage(&place, &newer, |stream| {
+        stream.name.contains("pages-") && stream.raw_len == SHARED_BYTES
+    });
     run.crash();
     let is_back = || said(&place, &format!("restored image={older}")) == 1;
     wait_until_or(|| place.text("err"), is_back);

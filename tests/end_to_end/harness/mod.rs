@@ -1,5 +1,6 @@
 //! Shared parts of the end-to-end tests: a run of the real `ckpt-run` on the real CRIU, in a folder of its own.
 
+mod damage;
 pub mod fake_gpu;
 mod jobs;
 mod outcome;
@@ -10,6 +11,7 @@ mod pseudo_terminal;
 mod run;
 mod scripts;
 
+pub use damage::damage;
 pub use jobs::{COUNT, ON_REQUEST, UNTIL_GO, lines};
 pub use macro_rules_attribute::apply;
 pub use outcome::{LIMIT, code, connected, stderr, stdout, wait_until, wait_until_or};

@@ -6,7 +6,9 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::scene::Scene;
-use crate::harness::{apply, as_root_and_user, descendants, wait_until, wait_until_gone};
+use crate::harness::{
+    apply, as_root, as_root_and_user, damage, descendants, wait_until, wait_until_gone,
+};
 
 /// Returns the copier of the snapshot in progress.
 fn copier(scene: &Scene) -> Option<i32> {
@@ -119,6 +121,41 @@ fn a_restore_whose_copier_fails_is_made_from_the_image_before() {
         assert_eq!(scene.left(call), 0, "{call}");
         scene.ends_as_ever();
     }
+}
+
+#[apply(as_root_and_user)]
+fn memory_that_arrives_altered_on_the_gpu_is_noticed() {
+    // The copy reports success and has no effect.
+    let mut scene = Scene::at_rest("resident");
+    scene.resident_snapshot();
+    scene.answer_next("caller-fail", "cuMemcpyHtoDAsync_v2", 1, 0);
+    scene.run.crash();
+    scene.place.wait_for("err", "ckpt-run: restored ");
+    assert_eq!(scene.left("cuMemcpyHtoDAsync_v2"), 0);
+    let said = scene.said();
+    assert!(said.contains("differs from the snapshot's"), "{said}");
+    scene.mend();
+    // All copies are without effect, until the restore is refused.
+    scene.rule("caller-fail", "cuMemcpyHtoDAsync_v2:0:0");
+    scene.run.crash();
+    assert_eq!(scene.run.wait(), 125);
+    let said = scene.said();
+    assert!(said.contains("though the image is intact"), "{said}");
+    scene.gpu.assert_free("after the refusal");
+}
+
+#[apply(as_root)]
+fn damaged_gpu_memory_of_an_image_is_not_restored() {
+    let mut scene = Scene::at_rest("resident");
+    let image = scene.place.snapshot();
+    damage(&scene.place, &image, |stream| {
+        stream.name.starts_with("gpu/")
+    });
+    scene.run.crash();
+    assert_eq!(scene.run.wait(), 125);
+    let said = scene.said();
+    assert!(said.contains("its stored bytes have changed"), "{said}");
+    scene.gpu.assert_free("after the refusal");
 }
 
 #[apply(as_root_and_user)]
