@@ -173,6 +173,19 @@ impl RestoreError {
         }
     }
 
+    /// Returns true if older images would fail, too, or become a job that is not the one of the snapshot: the disk is
+    /// full on which a restore keeps what it cuts off files, and older images would cut off more; or GPU memory was
+    /// altered, which is noticed for the newest image only.
+    #[must_use]
+    pub fn concerns_older_images(&self) -> bool {
+        match self {
+            Self::Files(RewindError::NoRoom { .. }) => true,
+            Self::Resident(error) => matches!(**error, ResidentError::Altered),
+            Self::Late(error) => error.concerns_older_images(),
+            _ => false,
+        }
+    }
+
     /// Returns true if processes of the image may have run.
     #[must_use]
     pub fn job_may_have_run(&self) -> bool {

@@ -95,9 +95,9 @@ pub enum RunError {
         "cannot continue: none of the images could be restored; see the messages above, or start over with --fresh"
     )]
     NothingRestorable,
-    /// The disk is full on which a restore keeps what it cuts off files. Older images would cut off more.
+    /// A restore failed for a reason that concerns older images as well.
     #[error("cannot continue")]
-    NoRoom(#[source] RestoreError),
+    NoImageHelps(#[source] RestoreError),
     /// The image that was asked for did not become the job; no other is wanted.
     #[error(
         "cannot continue from image {image}; the run is unchanged; `ckpt-run list` shows other images"

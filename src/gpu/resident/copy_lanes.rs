@@ -32,8 +32,11 @@ const _: () = assert!(Lane::ROOM >= StreamReader::ROOM_MIN);
 /// Divisor for the share of a GPU's memory that a shadow leaves free, for the job's allocations until the shadow is in
 /// the image, some seconds later.
 const SHADOW_LEAVES: u64 = 16;
-/// Niceness of a lane's thread.
-const NICENESS: i32 = 5;
+/// Niceness of a lane's thread that reads memory into an image, while CRIU dumps and then the job computes.
+const NICENESS_DRAIN: i32 = 5;
+/// Niceness of a lane's thread that fills memory. Meanwhile CRIU creates the processes, which takes almost twice as long
+/// if the lanes take its processors.
+const NICENESS_FILL: i32 = 15;
 /// Time limit for a piece in any lane, including slow disks: if all lanes share one disk, it transfers a piece of each
 /// in this time (128 MiB, at 1.5 MB/s). Without a limit, a hanging copier would block the job for ever.
 const PIECE_LIMIT: Duration = Duration::from_secs(90);
@@ -223,7 +226,7 @@ impl CopyLanes {
             Ok(())
         };
         let open = |part: &Part| Ok(streams.open(&part.stream)?);
-        self.side_by_side(&parts, open, copy, finish)
+        self.side_by_side(&parts, NICENESS_DRAIN, open, copy, finish)
     }
 
     /// Releases originals that will not be read any more, so that the job can free them.
@@ -314,20 +317,20 @@ impl CopyLanes {
             }
             let mut filled = pour(lane, memory.clone(), stream, tell)?;
             if expected.is_some() && filled.as_deref() != expected {
-                tracing::warn!("GPU memory differs from the snapshot's; filling it again");
                 // The names of the chunks show whether the image is damaged.
+                tracing::warn!("GPU memory is not shown to be the snapshot's; filling it again");
                 *stream = open(part)?;
                 filled = pour(lane, memory, stream, tell)?;
             }
             match (&filled, expected) {
                 (Some(filled), Some(expected)) if filled != expected => Err(ResidentError::Altered),
                 _ => {
-                    found.filled(place, &part.stream, filled);
+                    found.filled(place, &part.stream, filled, expected.is_some());
                     Ok(())
                 }
             }
         };
-        self.side_by_side(&parts, open, copy, |_, _| Ok(()))?;
+        self.side_by_side(&parts, NICENESS_FILL, open, copy, |_, _| Ok(()))?;
         Ok(found)
     }
 
@@ -353,6 +356,7 @@ impl CopyLanes {
     fn side_by_side<S, E: From<ResidentError> + Send>(
         &self,
         parts: &[&Part],
+        niceness: i32,
         open: impl Fn(&Part) -> Result<S, E> + Sync,
         copy: impl Fn(&mut Lane, &Part, &mut S, &dyn Fn()) -> Result<(), E> + Sync,
         finish: impl Fn(&Part, S) -> Result<(), E> + Sync,
@@ -373,7 +377,7 @@ impl CopyLanes {
             finish(part, stream).map_err(&fail)
         };
         let drive = |lane: &mut Lane, working: Sender<()>| {
-            step_back();
+            step_back(niceness);
             // The watch ends with a hanging copier, and so does this lane.
             let tell = || {
                 let _ = working.send(());
@@ -431,8 +435,8 @@ fn pour(
 
 /// Lowers the priority of a lane, for CRIU, which has fewer threads for its part, and for the job, if there are too few
 /// cores.
-fn step_back() {
-    if let Err(error) = rustix::process::nice(NICENESS) {
+fn step_back(niceness: i32) {
+    if let Err(error) = rustix::process::nice(niceness) {
         tracing::debug!(%error, "cannot lower the priority of a lane");
     }
 }

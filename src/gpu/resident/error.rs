@@ -102,10 +102,11 @@ pub enum ResidentError {
     /// The image cannot be read.
     #[error("cannot read GPU memory from the image")]
     Read(#[source] Box<ReadError>),
-    /// The GPU does not have what was written to it, or what was read from it for the image.
+    /// Memory was altered on its way from the GPU into the image, or back.
     #[error(
-        "GPU memory differs from what the job had there, though the image is intact: the GPU, its bus or main memory may \
-         be faulty (the kernel's log may have messages with Xid, or of EDAC); choose another GPU with --gpu-map"
+        "GPU memory differs from that of the snapshot, though the image's hashes are right: it was altered on its way \
+         from the GPU or back. The GPU, its bus or main memory may be faulty: look for Xid or EDAC in the kernel's log. \
+         Continue on another machine, or from an older image: ckpt-run restore IMAGE"
     )]
     Altered,
     /// The image's facts are not valid.

@@ -10,8 +10,9 @@
 //! image of another supervisor copies the changes only. What they are compared with need not be the state that the job
 //! continued from, because equal fingerprints mean equal bytes.
 //!
-//! If the newest image is restored, they show that the GPU has the image's content. This replaces the comparison of
-//! each chunk with its name, which takes a third of the processors' time, and covers the way to the GPU as well.
+//! If the newest image is restored, the fingerprints of its snapshot show that the GPU has the same memory again. This
+//! replaces the comparison of each chunk with its check and name, which takes a third of the processors' time, and
+//! covers the way to the GPU as well.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -49,11 +50,13 @@ impl Place {
 struct Recorded {
     stream: String,
     fingerprints: Vec<Fingerprint>,
+    /// True if the memory had them at the snapshot; otherwise it had them after it was filled from the image.
+    at_snapshot: bool,
 }
 
 type Parts = HashMap<Place, Recorded>;
 
-/// Fingerprints of an image's device memory, if they are known.
+/// Fingerprints of an image's device memory at its snapshot, as far as they are known.
 #[derive(Debug)]
 pub(super) struct Expected(Option<Arc<Parts>>);
 
@@ -61,7 +64,8 @@ impl Expected {
     /// Returns the fingerprints of a part that is in this stream.
     pub fn of(&self, place: Place, stream: &str) -> Option<&[Fingerprint]> {
         let recorded = self.0.as_ref()?.get(&place)?;
-        (recorded.stream == stream).then_some(&recorded.fingerprints)
+        let is_this = recorded.at_snapshot && recorded.stream == stream;
+        is_this.then_some(&recorded.fingerprints)
     }
 }
 /// Streams of the newest image, and the fingerprints of its device memory.
@@ -196,27 +200,36 @@ impl Changes {
         };
         self.copied
             .fetch_add(place.len.saturating_sub(unread), Ordering::Relaxed);
-        self.record(place, name, fingerprints);
+        self.record(place, name, fingerprints, true);
         Ok(())
     }
 
-    /// Records a part that was filled from its stream. Without `fingerprints`, the next image copies it.
+    /// Records a part that was filled from its stream. Without `fingerprints`, the next image copies it. `at_snapshot`:
+    /// they equal those of the snapshot.
     pub(super) fn filled(
         &self,
         place: Place,
         stream: &str,
         fingerprints: Option<Vec<Fingerprint>>,
+        at_snapshot: bool,
     ) {
         self.copied.fetch_add(place.len, Ordering::Relaxed);
         if let Some(fingerprints) = fingerprints {
-            self.record(place, stream, fingerprints);
+            self.record(place, stream, fingerprints, at_snapshot);
         }
     }
 
-    fn record(&self, place: Place, stream: &str, fingerprints: Vec<Fingerprint>) {
+    fn record(
+        &self,
+        place: Place,
+        stream: &str,
+        fingerprints: Vec<Fingerprint>,
+        at_snapshot: bool,
+    ) {
         let recorded = Recorded {
             stream: stream.to_owned(),
             fingerprints,
+            at_snapshot,
         };
         locked(&self.found).insert(place, recorded);
     }

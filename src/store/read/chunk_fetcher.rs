@@ -67,7 +67,7 @@ impl<'a> ChunkFetcher<'a> {
         }
     }
 
-    /// Compares neither stored bytes with their check nor content with its name from now on.
+    /// Does not compare content with its name from now on, nor stored bytes with their check unless they are encrypted.
     pub(crate) fn trust(&mut self) {
         self.compares = false;
     }

@@ -97,7 +97,7 @@ impl StreamReader<'_> {
     /// Size of a buffer that has room for any chunk.
     pub const ROOM_MIN: usize = CHUNK_BYTES;
 
-    /// Compares nothing that is read from now on, for a caller that compares the content with fingerprints.
+    /// Reads without comparisons from now on, for a caller that compares the content with fingerprints.
     pub(crate) fn trust(&mut self) {
         self.fetcher.fetcher().trust();
     }
@@ -122,7 +122,8 @@ impl StreamReader<'_> {
         skipped
     }
 
-    /// Fills the beginning of `room` with the next chunks, as many as fit completely, each checked. Returns the number
+    /// Fills the beginning of `room` with the next chunks, as many as fit completely, each checked unless the reader
+    /// [trusts](Self::trust) them. Returns the number
     /// of bytes; 0 at the end of the stream, or if the next chunk is longer than `room`.
     ///
     /// # Errors

@@ -15,7 +15,6 @@ use super::action::Action;
 use super::stage::{AfterEnd, AfterWait, Ending, Restoring, Running, Stage};
 use super::state_machine::Machine;
 use crate::config::WithoutImage;
-use crate::job::RewindError;
 use crate::restore::error::RestoreError;
 use crate::restore::restore_image::Restored;
 use crate::run::format::chain;
@@ -256,16 +255,16 @@ impl Machine {
     /// Remembers that an image did not become the job, and continues with an older one, or ends the run if an older one
     /// would not become it, either.
     fn image_failed(&mut self, id: ImageId, skip_newest: usize, error: RestoreError) {
-        let no_room = matches!(error, RestoreError::Files(RewindError::NoRoom { .. }));
+        let no_image_helps = error.concerns_older_images();
         let is_chosen = self.attempts.chosen == Some(id);
-        let then = if no_room || is_chosen {
+        let then = if no_image_helps || is_chosen {
             AfterFailure::RunEnds
         } else {
             AfterFailure::Older
         };
         self.restore_failed(id, &error, then);
-        if no_room {
-            return self.fail(RunError::NoRoom(error));
+        if no_image_helps {
+            return self.fail(RunError::NoImageHelps(error));
         }
         let may_be_good = error.image_may_be_good();
         if !may_be_good {

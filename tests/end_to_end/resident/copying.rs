@@ -10,6 +10,9 @@ use crate::harness::{
     apply, as_root, as_root_and_user, damage, descendants, wait_until, wait_until_gone,
 };
 
+/// Message about memory that did not have the fingerprints of the snapshot.
+const AGAIN: &str = "filling it again";
+
 /// Returns the copier of the snapshot in progress.
 fn copier(scene: &Scene) -> Option<i32> {
     descendants(scene.run.pid()).into_iter().find(|pid| {
@@ -124,23 +127,36 @@ fn a_restore_whose_copier_fails_is_made_from_the_image_before() {
 }
 
 #[apply(as_root_and_user)]
-fn memory_that_arrives_altered_on_the_gpu_is_noticed() {
-    // The copy reports success and has no effect.
-    let mut scene = Scene::at_rest("resident");
+fn memory_that_arrives_altered_on_the_gpu_is_filled_again() {
+    let scene = Scene::at_rest("resident");
     scene.resident_snapshot();
-    scene.answer_next("caller-fail", "cuMemcpyHtoDAsync_v2", 1, 0);
-    scene.run.crash();
-    scene.place.wait_for("err", "ckpt-run: restored ");
-    assert_eq!(scene.left("cuMemcpyHtoDAsync_v2"), 0);
-    let said = scene.said();
-    assert!(said.contains("differs from the snapshot's"), "{said}");
-    scene.mend();
-    // All copies are without effect, until the restore is refused.
+    // A copy reports success and has no effect; or the GPU does not compute the fingerprints.
+    for (call, code) in [("cuMemcpyHtoDAsync_v2", 0), ("cuLaunchKernel", 999)] {
+        let before = scene.count("ckpt-run: restored ");
+        scene.answer_next("caller-fail", call, 1, code);
+        scene.run.crash();
+        wait_until("the restored job", || {
+            scene.count("ckpt-run: restored ") > before
+        });
+        assert_eq!(scene.left(call), 0, "{call}");
+        assert_eq!(scene.count(AGAIN), before + 1, "{}", scene.said());
+        scene.mend();
+    }
+    scene.ends_as_ever();
+}
+
+#[apply(as_root_and_user)]
+fn memory_that_arrives_altered_again_ends_the_run() {
+    let mut scene = Scene::at_rest("resident");
+    // The older image would be restored with altered memory: its fingerprints are not known any more.
+    scene.resident_snapshot();
+    scene.resident_snapshot();
     scene.rule("caller-fail", "cuMemcpyHtoDAsync_v2:0:0");
     scene.run.crash();
     assert_eq!(scene.run.wait(), 125);
     let said = scene.said();
-    assert!(said.contains("though the image is intact"), "{said}");
+    assert!(said.contains("differs from that of the snapshot"), "{said}");
+    assert_eq!(scene.count("ckpt-run: restored "), 0, "{said}");
     scene.gpu.assert_free("after the refusal");
 }
 
@@ -154,6 +170,7 @@ fn damaged_gpu_memory_of_an_image_is_not_restored() {
     scene.run.crash();
     assert_eq!(scene.run.wait(), 125);
     let said = scene.said();
+    assert!(said.contains(AGAIN), "{said}");
     assert!(said.contains("its stored bytes have changed"), "{said}");
     scene.gpu.assert_free("after the refusal");
 }
