@@ -122,9 +122,9 @@ impl StreamReader<'_> {
         skipped
     }
 
-    /// Fills the beginning of `room` with the next chunks, as many as fit completely, each checked unless the reader
-    /// [trusts](Self::trust) them. Returns the number
-    /// of bytes; 0 at the end of the stream, or if the next chunk is longer than `room`.
+    /// Fills the beginning of `room` with the next chunks, as many as fit completely, each checked unless the caller
+    /// compares their content. Returns the number of bytes; 0 at the end of the stream, or if the next chunk is longer
+    /// than `room`.
     ///
     /// # Errors
     /// [`ReadError::Corrupt`]; the content of `room` is unspecified.
