@@ -173,15 +173,12 @@ impl RestoreError {
         }
     }
 
-    /// Returns true if older images would fail, too, or become a job that is not the one of the snapshot: the disk is
-    /// full on which a restore keeps what it cuts off files, and older images would cut off more; or GPU memory was
-    /// altered, which is noticed for the newest image only.
+    /// Returns true if GPU memory was altered on its way into the image or back.
     #[must_use]
-    pub fn concerns_older_images(&self) -> bool {
+    pub fn gpu_memory_was_altered(&self) -> bool {
         match self {
-            Self::Files(RewindError::NoRoom { .. }) => true,
             Self::Resident(error) => matches!(**error, ResidentError::Altered),
-            Self::Late(error) => error.concerns_older_images(),
+            Self::Late(error) => error.gpu_memory_was_altered(),
             _ => false,
         }
     }

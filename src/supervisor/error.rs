@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use crate::criu::FindError;
 use crate::restore::RestoreError;
 use crate::run::encryption_key::KeyError;
-use crate::run::exit_code::{LEASE_LOST, OURS};
+use crate::run::exit_code::{ALTERED, LEASE_LOST, OURS};
 use crate::run::program::ProgramError;
 use crate::run::run_state::{NoSuchImage, RunStateError};
 use crate::sandbox::UserError;
@@ -95,9 +95,12 @@ pub enum RunError {
         "cannot continue: none of the images could be restored; see the messages above, or start over with --fresh"
     )]
     NothingRestorable,
-    /// A restore failed for a reason that concerns older images as well.
+    /// The disk is full on which a restore keeps what it cuts off files. Older images would cut off more.
     #[error("cannot continue")]
-    NoImageHelps(#[source] RestoreError),
+    NoRoom(#[source] RestoreError),
+    /// GPU memory was altered. Older images could have the same fault, and it would not be noticed in them.
+    #[error("cannot continue; a new start would not compare GPU memory with the snapshot's again")]
+    Altered(#[source] RestoreError),
     /// The image that was asked for did not become the job; no other is wanted.
     #[error(
         "cannot continue from image {image}; the run is unchanged; `ckpt-run list` shows other images"
@@ -112,12 +115,14 @@ pub enum RunError {
 }
 
 impl RunError {
-    /// The process's exit code: 126 or 127 when the command is at fault, 76 when the lease was lost, otherwise 125.
+    /// The process's exit code: 126 or 127 when the command is at fault, 76 when the lease was lost, 74 when GPU memory was
+    /// altered, otherwise 125.
     #[must_use]
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Program(error) => error.exit_code(),
             Self::LeaseLost { .. } => LEASE_LOST,
+            Self::Altered(_) => ALTERED,
             _ => OURS,
         }
     }

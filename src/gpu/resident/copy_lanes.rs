@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -296,6 +296,8 @@ impl CopyLanes {
     ) -> Result<Changes, ResidentError> {
         let (parts, places, found) = (facts.parts(), facts.places(), Changes::default());
         let expected = blocks.expected(image.manifest().id);
+        // False once the GPU has computed no fingerprints, so that not each part is filled twice.
+        let are_computed = AtomicBool::new(true);
         let parts: Vec<&Part> = parts.iter().collect();
         let open = |part: &Part| {
             let stream = image.open(&part.stream)?;
@@ -312,13 +314,17 @@ impl CopyLanes {
             let memory = (segments[part.segment], part.begin..part.end);
             let place = Place::of(places[part.segment], part);
             let expected = expected.of(place, &part.stream);
+            let expected = expected.filter(|_| are_computed.load(Ordering::Relaxed));
             if expected.is_some() {
                 stream.trust();
             }
             let mut filled = pour(lane, memory.clone(), stream, tell)?;
+            are_computed.fetch_and(filled.is_some(), Ordering::Relaxed);
             if expected.is_some() && filled.as_deref() != expected {
                 // The names of the chunks show whether the image is damaged.
-                tracing::warn!("GPU memory is not shown to be the snapshot's; filling it again");
+                tracing::warn!(
+                    "cannot confirm that GPU memory equals the snapshot's; filling it again"
+                );
                 *stream = open(part)?;
                 filled = pour(lane, memory, stream, tell)?;
             }

@@ -106,7 +106,8 @@ pub enum ResidentError {
     #[error(
         "GPU memory differs from that of the snapshot, though the image's hashes are right: it was altered on its way \
          from the GPU or back. The GPU, its bus or main memory may be faulty: look for Xid or EDAC in the kernel's log. \
-         Continue on another machine, or from an older image: ckpt-run restore IMAGE"
+         If the memory was altered at the snapshot, this image stays wrong; an older one may be right: ckpt-run restore \
+         IMAGE"
     )]
     Altered,
     /// The image's facts are not valid.

@@ -15,6 +15,7 @@ use super::action::Action;
 use super::stage::{AfterEnd, AfterWait, Ending, Restoring, Running, Stage};
 use super::state_machine::Machine;
 use crate::config::WithoutImage;
+use crate::job::RewindError;
 use crate::restore::error::RestoreError;
 use crate::restore::restore_image::Restored;
 use crate::run::format::chain;
@@ -255,16 +256,20 @@ impl Machine {
     /// Remembers that an image did not become the job, and continues with an older one, or ends the run if an older one
     /// would not become it, either.
     fn image_failed(&mut self, id: ImageId, skip_newest: usize, error: RestoreError) {
-        let no_image_helps = error.concerns_older_images();
+        let no_room = matches!(error, RestoreError::Files(RewindError::NoRoom { .. }));
+        let is_altered = error.gpu_memory_was_altered();
         let is_chosen = self.attempts.chosen == Some(id);
-        let then = if no_image_helps || is_chosen {
+        let then = if no_room || is_altered || is_chosen {
             AfterFailure::RunEnds
         } else {
             AfterFailure::Older
         };
         self.restore_failed(id, &error, then);
-        if no_image_helps {
-            return self.fail(RunError::NoImageHelps(error));
+        if no_room {
+            return self.fail(RunError::NoRoom(error));
+        }
+        if is_altered {
+            return self.fail(RunError::Altered(error));
         }
         let may_be_good = error.image_may_be_good();
         if !may_be_good {

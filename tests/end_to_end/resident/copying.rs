@@ -153,7 +153,7 @@ fn memory_that_arrives_altered_again_ends_the_run() {
     scene.resident_snapshot();
     scene.rule("caller-fail", "cuMemcpyHtoDAsync_v2:0:0");
     scene.run.crash();
-    assert_eq!(scene.run.wait(), 125);
+    assert_eq!(scene.run.wait(), 74);
     let said = scene.said();
     assert!(said.contains("differs from that of the snapshot"), "{said}");
     assert_eq!(scene.count("ckpt-run: restored "), 0, "{said}");
