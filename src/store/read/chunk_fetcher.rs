@@ -1,8 +1,8 @@
 //! Fetcher of single stored chunks: reads, checks, decrypts and decompresses a chunk, and compares it with its name.
 //!
-//! All data from packs pass through this module. A reader gets no data that differ from the name, unless it compares
-//! them itself; an upload gets the stored bytes, compared with their check. The check detects changes that decompress to
-//! the same content, and keeps damaged bytes away from the decoder.
+//! All data from packs pass through this module. A reader gets no data that differ from the name; an upload gets the
+//! stored bytes, compared with their check. The check detects changes that decompress to the same content, and keeps
+//! damaged bytes away from the decoder. Only a reader that compares the content itself can do without both.
 
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -149,11 +149,10 @@ impl<'a> ChunkFetcher<'a> {
     fn read(&mut self, stored: &Stored, bytes: &mut [u8]) -> Result<(), Fault> {
         let Some(secrets) = self.secrets else {
             self.packs.read(stored.pack, stored.offset, bytes)?;
-            return if self.compares {
-                check(stored, bytes)
-            } else {
-                Ok(())
-            };
+            if self.compares {
+                check(stored, bytes)?;
+            }
+            return Ok(());
         };
         let sealed = &mut self.scratch.sealed[..stored.len as usize];
         self.packs.read(stored.pack, stored.offset, sealed)?;

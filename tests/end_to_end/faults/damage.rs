@@ -1,14 +1,13 @@
 //! Damaged images and stores.
 
 use std::fs;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use super::counter_job::{
     COUNTER, counted, counting, finish_counter, said, start, start_counter, wait_for_progress,
     wait_for_the_first_line,
 };
-use crate::harness::{Place, apply, as_root, stdout, wait_until};
+use crate::harness::{Place, apply, as_root, flip, stdout, wait_until};
 
 /// Takes two images, damages the newer one's manifest or packs, and kills the job.
 fn the_older_image_is_restored_after(damage: impl FnOnce(&Path, &[PathBuf]), reason: &str) {
@@ -93,18 +92,11 @@ fn a_forged_manifest_costs_one_image_only() {
 
 /// Flips a bit in the middle of the file, and one in every `distance` bytes.
 fn flip_every(path: &Path, distance: u64) {
-    let file = fs::File::options()
-        .read(true)
-        .write(true)
-        .open(path)
-        .expect("opens");
-    let length = file.metadata().expect("metadata").len();
+    let length = fs::metadata(path).expect("metadata").len();
     let middle = std::iter::once(length / 2);
-    for place in middle.chain((distance..length).step_by(usize::try_from(distance).expect("fits")))
-    {
-        let mut byte = [0];
-        file.read_exact_at(&mut byte, place).expect("read");
-        file.write_all_at(&[byte[0] ^ 1], place).expect("written");
+    let others = (distance..length).step_by(usize::try_from(distance).expect("fits"));
+    for at in middle.chain(others) {
+        flip(path, at);
     }
 }
 

@@ -11,7 +11,7 @@ mod pseudo_terminal;
 mod run;
 mod scripts;
 
-pub use damage::damage;
+pub use damage::{damage, flip};
 pub use jobs::{COUNT, ON_REQUEST, UNTIL_GO, lines};
 pub use macro_rules_attribute::apply;
 pub use outcome::{LIMIT, code, connected, stderr, stdout, wait_until, wait_until_or};

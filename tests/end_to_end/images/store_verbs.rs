@@ -1,14 +1,13 @@
 //! Verbs that check, repair and copy images, on stores written through the library.
 
-use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
+use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use ckpt_run::store::{ImageId, Manifest, Store, StoreLock, WriteOptions};
 use serde_json::Value;
 
-use crate::harness::{Place, code, stderr, stdout};
+use crate::harness::{Place, code, flip, stderr, stdout};
 
 const OPTIONS: WriteOptions = WriteOptions {
     buffer: 1 << 20,
@@ -58,13 +57,6 @@ fn pack_file(store: &Store, image: &Manifest) -> PathBuf {
     let own = |pack: &&ckpt_run::store::Pack| pack.name.image == image.id;
     let name = image.packs.iter().find(own).unwrap().name;
     store.path().join("packs").join(name.to_string())
-}
-
-fn flip(path: &PathBuf, at: u64) {
-    let file = File::options().read(true).write(true).open(path).unwrap();
-    let mut byte = [0];
-    file.read_exact_at(&mut byte, at).unwrap();
-    file.write_all_at(&[byte[0] ^ 1], at).unwrap();
 }
 
 /// Runs a verb that must exit with `expected`; returns its output.
