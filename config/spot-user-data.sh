@@ -41,8 +41,8 @@ TimeoutStartSec=infinity
 SuccessExitStatus=75 143
 RestartForceExitStatus=76
 Restart=on-failure
-# 2, 126, 127: the command is wrong. 74: GPU memory was altered, look at the machine first.
-RestartPreventExitStatus=2 74 126 127
+# 2, 126, 127: the command is wrong.
+RestartPreventExitStatus=2 126 127
 RestartSec=10s
 
 OOMPolicy=continue

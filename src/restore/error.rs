@@ -173,16 +173,6 @@ impl RestoreError {
         }
     }
 
-    /// Returns true if GPU memory was altered on its way into the image or back.
-    #[must_use]
-    pub fn gpu_memory_was_altered(&self) -> bool {
-        match self {
-            Self::Resident(error) => matches!(**error, ResidentError::Altered),
-            Self::Late(error) => error.gpu_memory_was_altered(),
-            _ => false,
-        }
-    }
-
     /// Returns true if processes of the image may have run.
     #[must_use]
     pub fn job_may_have_run(&self) -> bool {

@@ -1,7 +1,5 @@
 //! The exit codes of the supervisor. All other codes are the job's own.
 
-/// GPU memory was altered on its way into the image or back: a restart would not notice it.
-pub(crate) const ALTERED: u8 = 74;
 /// The job was saved and stopped: running the same command line again continues it.
 pub(crate) const SAVED: u8 = 75;
 /// The lease of the run was lost: another machine continues the run, or may do so.

@@ -13,6 +13,8 @@ const PART_BYTES: u64 = 64 << 20;
 const PART_BYTES_UNSAID: u64 = 256 << 20;
 /// Minimum length of a part: shorter parts would make more streams than an image can have.
 const PART_BYTES_MIN: u64 = 1 << 20;
+/// Stream with the fingerprints of all device memory in an image.
+pub(crate) const FINGERPRINTS: &str = "gpu/fingerprints";
 /// Limit on the segments in an image; an agent has 16,384.
 const SEGMENTS_MAX: usize = 1 << 20;
 

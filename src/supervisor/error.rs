@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use crate::criu::FindError;
 use crate::restore::RestoreError;
 use crate::run::encryption_key::KeyError;
-use crate::run::exit_code::{ALTERED, LEASE_LOST, OURS};
+use crate::run::exit_code::{LEASE_LOST, OURS};
 use crate::run::program::ProgramError;
 use crate::run::run_state::{NoSuchImage, RunStateError};
 use crate::sandbox::UserError;
@@ -98,9 +98,6 @@ pub enum RunError {
     /// The disk is full on which a restore keeps what it cuts off files. Older images would cut off more.
     #[error("cannot continue")]
     NoRoom(#[source] RestoreError),
-    /// GPU memory was altered. Older images could have the same fault, and it would not be noticed in them.
-    #[error("cannot continue; a new start would not compare GPU memory with the snapshot's again")]
-    Altered(#[source] RestoreError),
     /// The image that was asked for did not become the job; no other is wanted.
     #[error(
         "cannot continue from image {image}; the run is unchanged; `ckpt-run list` shows other images"
@@ -115,14 +112,12 @@ pub enum RunError {
 }
 
 impl RunError {
-    /// The process's exit code: 126 or 127 when the command is at fault, 76 when the lease was lost, 74 when GPU memory was
-    /// altered, otherwise 125.
+    /// The process's exit code: 126 or 127 when the command is at fault, 76 when the lease was lost, otherwise 125.
     #[must_use]
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Program(error) => error.exit_code(),
             Self::LeaseLost { .. } => LEASE_LOST,
-            Self::Altered(_) => ALTERED,
             _ => OURS,
         }
     }

@@ -129,7 +129,7 @@ struct Options {
     threads: usize,
     renew: u64,
     log: Option<String>,
-    wait_at: Option<(u64, String)>,
+    wait_at: Vec<(u64, String)>,
     kernel_at: Option<(u64, String)>,
     hold_at: Option<(u64, String)>,
     import: bool,
@@ -151,7 +151,7 @@ impl Options {
             threads: 1,
             renew: 5,
             log: None,
-            wait_at: None,
+            wait_at: Vec::new(),
             kernel_at: None,
             hold_at: None,
             import: false,
@@ -169,7 +169,7 @@ impl Options {
                 "--threads" => options.threads = value().parse().unwrap(),
                 "--renew" => options.renew = value().parse().unwrap(),
                 "--log" => options.log = Some(value()),
-                "--wait-at" => options.wait_at = Some(at(&value())),
+                "--wait-at" => options.wait_at.push(at(&value())),
                 "--kernel-at" => options.kernel_at = Some(at(&value())),
                 "--hold-at" => options.hold_at = Some(at(&value())),
                 "--import" => options.import = true,
@@ -265,8 +265,9 @@ impl Job {
                 .filter(|(at, _)| *at == step)
                 .map(|(_, path)| path)
         };
-        if let Some(path) = file(&self.options.wait_at) {
-            while !Path::new(&path).exists() {
+        let waits = self.options.wait_at.iter();
+        for (_, path) in waits.filter(|(at, _)| *at == step) {
+            while !Path::new(path).exists() {
                 std::thread::sleep(Duration::from_millis(5));
             }
         }

@@ -5,7 +5,7 @@
 //! keys that are random and independent of them, both lanes are equal with a probability of at most 2^-128. Here a block
 //! passes two levels: the share of each thread, then the results of all threads. So two different blocks have the same
 //! fingerprint with a probability of at most 2^-127, whatever they contain. This requires that whoever writes the blocks
-//! does not know the keys. They never leave ckpt-run's processes.
+//! does not know the keys. They are in ckpt-run's processes and in its images.
 //!
 //! On an H200 the program reads nearly as fast as the memory allows; the driver compiles it when a context is opened.
 #![allow(

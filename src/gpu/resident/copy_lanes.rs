@@ -15,8 +15,9 @@ use std::time::Duration;
 
 use super::super::error::GpuError;
 use super::error::ResidentError;
+use super::image_fingerprints::{ImageFingerprints, Keys};
 use super::kept_memory::KeptMemory;
-use super::known_blocks::{Changes, KnownBlocks, Place};
+use super::known_blocks::{Changes, Place};
 use super::refill::Memory;
 use crate::agent_client::{Held, Segment};
 use crate::copier::{Copier, CopierError, Fingerprint, Lane, SegmentId};
@@ -46,6 +47,8 @@ const _: () = assert!(LANES_MAX * Lane::ROOM <= 128 << 20);
 #[derive(Debug)]
 pub(crate) struct CopyLanes {
     copier: Copier,
+    /// Keys of the fingerprints.
+    keys: Option<Keys>,
     lanes: Mutex<Vec<Lane>>,
 }
 
@@ -60,15 +63,35 @@ pub(crate) struct TakenMemory {
     safe: Vec<u64>,
 }
 
+impl TakenMemory {
+    /// Writes the fingerprints of all its memory, which is drained, into the image.
+    pub fn write_fingerprints(
+        &self,
+        streams: &StreamOpener,
+        changes: &Changes,
+    ) -> Result<(), GpuError> {
+        let place = |part: &Part| Place::of(self.places[part.segment], part);
+        Ok(changes.write_fingerprints(self.parts.iter().map(place), streams)?)
+    }
+}
+
 /// Thread that takes over memory.
 pub(crate) type TakeOver = JoinHandle<Result<TakenMemory, GpuError>>;
 
 impl CopyLanes {
-    /// Creates contexts of the copier on these GPUs, and its lanes.
-    pub fn begin(copier: Copier, gpus: &[GpuUuid]) -> Result<Self, ResidentError> {
+    /// Creates contexts of the copier on these GPUs, and its lanes. The GPUs compute fingerprints with `keys`.
+    pub fn begin(
+        copier: Copier,
+        gpus: &[GpuUuid],
+        keys: Option<Keys>,
+    ) -> Result<Self, ResidentError> {
+        if let Some(keys) = &keys {
+            copier.use_keys(keys)?;
+        }
         let copy_lanes = Self {
             lanes: Mutex::default(),
             copier,
+            keys,
         };
         copy_lanes.open(gpus)?;
         let lanes = copy_lanes.open_lanes()?;
@@ -92,6 +115,10 @@ impl CopyLanes {
             });
             opened.collect()
         })
+    }
+
+    pub fn keys(&self) -> Option<Keys> {
+        self.keys.clone()
     }
 
     /// Ends the copier without waiting for its exit.
@@ -285,17 +312,18 @@ impl CopyLanes {
         memory.map(import).collect()
     }
 
-    /// Fills the memory of an image's processes from the image's streams. The GPU compares parts whose fingerprints are
-    /// known; of others, each chunk is compared with its name. Returns the fingerprints of the blocks.
+    /// Fills the memory of an image's processes from the image's streams. The GPU compares it with the image's
+    /// fingerprints; without them, each chunk is compared with its name. Returns the fingerprints of the blocks.
     pub fn fill<'a>(
         &self,
         facts: &ResidentFacts,
         segments: &[SegmentId],
         image: &'a ImageReader,
-        blocks: &KnownBlocks,
+        fingerprints: Option<&ImageFingerprints>,
     ) -> Result<Changes, ResidentError> {
-        let (parts, places, found) = (facts.parts(), facts.places(), Changes::default());
-        let expected = blocks.expected(image.manifest().id);
+        let (parts, places) = (facts.parts(), facts.places());
+        let found = Changes::with(self.keys.clone());
+        let fingerprints = fingerprints.filter(|image| Some(image.keys()) == self.keys.as_ref());
         // False once the GPU has computed no fingerprints, so that not each part is filled twice.
         let are_computed = AtomicBool::new(true);
         let parts: Vec<&Part> = parts.iter().collect();
@@ -313,7 +341,7 @@ impl CopyLanes {
                     tell: &dyn Fn()| {
             let memory = (segments[part.segment], part.begin..part.end);
             let place = Place::of(places[part.segment], part);
-            let expected = expected.of(place, &part.stream);
+            let expected = fingerprints.and_then(|image| image.of(part));
             let expected = expected.filter(|_| are_computed.load(Ordering::Relaxed));
             if expected.is_some() {
                 stream.trust();
@@ -331,7 +359,7 @@ impl CopyLanes {
             match (&filled, expected) {
                 (Some(filled), Some(expected)) if filled != expected => Err(ResidentError::Altered),
                 _ => {
-                    found.filled(place, &part.stream, filled, expected.is_some());
+                    found.filled(place, &part.stream, filled);
                     Ok(())
                 }
             }

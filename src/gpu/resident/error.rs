@@ -105,9 +105,7 @@ pub enum ResidentError {
     /// Memory was altered on its way from the GPU into the image, or back.
     #[error(
         "GPU memory differs from that of the snapshot, though the image's hashes are right: it was altered on its way \
-         from the GPU or back. The GPU, its bus or main memory may be faulty: look for Xid or EDAC in the kernel's log. \
-         If the memory was altered at the snapshot, this image stays wrong; an older one may be right: ckpt-run restore \
-         IMAGE"
+         from the GPU or back. The GPU, its bus or main memory may be faulty: look for Xid or EDAC in the kernel's log"
     )]
     Altered,
     /// The image's facts are not valid.

@@ -6,13 +6,13 @@
 //! lane: fingerprints of a part ┴▶ the same: chunks of the newest image, by their names    changed: copied
 //!                              └▶ kept with the new image, once it is committed
 //! ```
-//! Fingerprints are in memory only. When memory is filled from an image, they are computed anew, so that also the first
-//! image of another supervisor copies the changes only. What they are compared with need not be the state that the job
-//! continued from, because equal fingerprints mean equal bytes.
+//! When memory is filled from an image, fingerprints are computed anew, so that also the first image of another supervisor
+//! copies the changes only. What they are compared with need not be the state that the job continued from, because equal
+//! fingerprints mean equal bytes.
 //!
-//! If the newest image is restored, the fingerprints of its snapshot show that the GPU has the same memory again. This
-//! replaces the comparison of each chunk with its check and name, which takes a third of the processors' time, and
-//! covers the way to the GPU as well.
+//! Images store the fingerprints of their snapshot with the keys (`image_fingerprints.rs`). At a restore they show that the
+//! GPU has the same memory again. This replaces the comparison of each chunk with its check and name, which takes a third
+//! of the processors' time, and covers the way to the GPU as well. After a restore, the image's keys stay in use.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -20,9 +20,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::{Builder, JoinHandle};
 
+use super::error::ResidentError;
+use super::image_fingerprints::{self, ImageFingerprints, Keys};
 use crate::copier::{BLOCK_BYTES, Fingerprint, KEY_BYTES};
-use crate::run::resident_facts::Part;
-use crate::store::{EarlierStreams, ImageId, Store, StreamWriter, WriteError};
+use crate::run::resident_facts::{Part, ResidentFacts};
+use crate::store::{
+    EarlierStreams, ImageId, ImageReader, Store, StreamOpener, StreamWriter, WriteError,
+};
 use crate::sync::locked;
 
 /// Part of a process's device memory.
@@ -50,24 +54,10 @@ impl Place {
 struct Recorded {
     stream: String,
     fingerprints: Vec<Fingerprint>,
-    /// True if the memory had them at the snapshot; otherwise it had them after it was filled from the image.
-    at_snapshot: bool,
 }
 
 type Parts = HashMap<Place, Recorded>;
 
-/// Fingerprints of an image's device memory at its snapshot, as far as they are known.
-#[derive(Debug)]
-pub(super) struct Expected(Option<Arc<Parts>>);
-
-impl Expected {
-    /// Returns the fingerprints of a part that is in this stream.
-    pub fn of(&self, place: Place, stream: &str) -> Option<&[Fingerprint]> {
-        let recorded = self.0.as_ref()?.get(&place)?;
-        let is_this = recorded.at_snapshot && recorded.stream == stream;
-        is_this.then_some(&recorded.fingerprints)
-    }
-}
 /// Streams of the newest image, and the fingerprints of its device memory.
 type Earlier = (EarlierStreams, Arc<Parts>);
 
@@ -78,6 +68,7 @@ const MORE_BYTES: u64 = 1 << 30;
 #[derive(Clone, Debug)]
 struct Newest {
     image: ImageId,
+    keys: Option<Keys>,
     parts: Arc<Parts>,
     /// Bytes that were copied from the GPU for it, or to the GPU from it.
     copied: u64,
@@ -86,8 +77,9 @@ struct Newest {
 /// Blocks of device memory in the image that was committed or restored last (the newest image).
 #[derive(Debug)]
 pub(crate) struct KnownBlocks {
-    /// Random keys; `None` if there is no randomness, and then all memory is copied.
-    keys: Option<Arc<[u8]>>,
+    /// Random keys, or those of the image that was restored last. `None` if there is no randomness, and then all memory is
+    /// copied.
+    keys: Mutex<Option<Keys>>,
     newest: Mutex<Option<Newest>>,
 }
 
@@ -96,27 +88,36 @@ impl Default for KnownBlocks {
         let mut keys = vec![0; KEY_BYTES];
         let filled = getrandom::fill(&mut keys);
         Self {
-            keys: filled.is_ok().then(|| keys.into()),
+            keys: Mutex::new(filled.is_ok().then(|| keys.into())),
             newest: Mutex::default(),
         }
     }
 }
 
 impl KnownBlocks {
-    pub(super) fn keys(&self) -> Option<Arc<[u8]>> {
-        self.keys.clone()
+    /// Returns the keys for the next copier.
+    pub(super) fn keys(&self) -> Option<Keys> {
+        locked(&self.keys).clone()
     }
 
-    /// Returns what the GPU must have after it was filled from an image.
-    pub(super) fn expected(&self, image: ImageId) -> Expected {
-        let newest = locked(&self.newest);
-        let same = newest.as_ref().filter(|newest| newest.image == image);
-        Expected(same.map(|newest| Arc::clone(&newest.parts)))
+    /// Returns the fingerprints of an image that is about to be restored, and uses its keys from now on.
+    pub(super) fn recall(
+        &self,
+        image: &ImageReader,
+        facts: &ResidentFacts,
+    ) -> Result<Option<ImageFingerprints>, ResidentError> {
+        let found = ImageFingerprints::read(image, facts)?;
+        if let Some(found) = &found {
+            *locked(&self.keys) = Some(Arc::clone(found.keys()));
+        }
+        Ok(found)
     }
 
     /// Prepares the comparison for an image that is about to be written: a thread reads the manifest of the newest image.
-    pub(super) fn changes(&self, store: &Store) -> Changes {
+    /// `keys` are those of the copier.
+    pub(super) fn changes(&self, store: &Store, keys: Option<Keys>) -> Changes {
         let newest = locked(&self.newest).clone();
+        let newest = newest.filter(|newest| newest.keys == keys);
         let expected = newest.as_ref().map(|newest| expected(newest.copied));
         let reading = newest.and_then(|Newest { image, parts, .. }| {
             let (store, thread) = (store.clone(), Builder::new().name("blocks".to_owned()));
@@ -127,7 +128,7 @@ impl KnownBlocks {
         Changes {
             expected,
             reading: Mutex::new(reading),
-            ..Changes::default()
+            ..Changes::with(keys)
         }
     }
 
@@ -138,6 +139,7 @@ impl KnownBlocks {
         tracing::debug!(%image, copied, parts = found.len(), "device memory is known by its fingerprints");
         *locked(&self.newest) = Some(Newest {
             image,
+            keys: changes.keys.clone(),
             parts: Arc::new(found),
             copied,
         });
@@ -147,6 +149,8 @@ impl KnownBlocks {
 /// Comparison of device memory with the newest image, while another one is written.
 #[derive(Debug, Default)]
 pub(crate) struct Changes {
+    /// Keys of the fingerprints.
+    keys: Option<Keys>,
     /// Estimate of the bytes to copy; `None` without an earlier image.
     expected: Option<u64>,
     reading: Mutex<Option<JoinHandle<Option<Earlier>>>>,
@@ -162,6 +166,14 @@ fn expected(copied: u64) -> u64 {
 }
 
 impl Changes {
+    /// Starts without an earlier image.
+    pub(super) fn with(keys: Option<Keys>) -> Self {
+        Self {
+            keys,
+            ..Self::default()
+        }
+    }
+
     /// Returns an estimate of how many of `bytes` will be copied, as the memory changes about as much from image to image.
     pub(super) fn expected_of(&self, bytes: u64) -> u64 {
         self.expected.map_or(bytes, |expected| expected.min(bytes))
@@ -200,43 +212,49 @@ impl Changes {
         };
         self.copied
             .fetch_add(place.len.saturating_sub(unread), Ordering::Relaxed);
-        self.record(place, name, fingerprints, true);
+        self.record(place, name, fingerprints);
         Ok(())
     }
 
-    /// Records a part that was filled from its stream. Without `fingerprints`, the next image copies it. `at_snapshot`:
-    /// they equal those of the snapshot.
+    /// Records a part that was filled from its stream. Without `fingerprints`, the next image copies it.
     pub(super) fn filled(
         &self,
         place: Place,
         stream: &str,
         fingerprints: Option<Vec<Fingerprint>>,
-        at_snapshot: bool,
     ) {
         self.copied.fetch_add(place.len, Ordering::Relaxed);
         if let Some(fingerprints) = fingerprints {
-            self.record(place, stream, fingerprints, at_snapshot);
+            self.record(place, stream, fingerprints);
         }
     }
 
-    fn record(
-        &self,
-        place: Place,
-        stream: &str,
-        fingerprints: Vec<Fingerprint>,
-        at_snapshot: bool,
-    ) {
+    fn record(&self, place: Place, stream: &str, fingerprints: Vec<Fingerprint>) {
         let recorded = Recorded {
             stream: stream.to_owned(),
             fingerprints,
-            at_snapshot,
         };
         locked(&self.found).insert(place, recorded);
+    }
+
+    /// Writes the fingerprints of all parts into the image, if the GPU has computed all of them.
+    pub(super) fn write_fingerprints(
+        &self,
+        places: impl Iterator<Item = Place>,
+        streams: &StreamOpener,
+    ) -> Result<(), WriteError> {
+        let found = locked(&self.found);
+        let of = |place| Some(&*found.get(&place)?.fingerprints);
+        let all: Option<Vec<&[Fingerprint]>> = places.map(of).collect();
+        match (&self.keys, all) {
+            (Some(keys), Some(all)) => image_fingerprints::write(keys, &all, streams),
+            _ => Ok(()),
+        }
     }
 }
 
 /// Returns the number of the block that contains an offset.
-fn block(offset: u64) -> usize {
+pub(super) fn block(offset: u64) -> usize {
     usize::try_from(offset / BLOCK_BYTES).unwrap_or(usize::MAX)
 }
 

@@ -15,6 +15,7 @@
 
 mod copy_lanes;
 mod error;
+mod image_fingerprints;
 mod kept_memory;
 mod known_blocks;
 mod memory_usage;

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::copy_lanes::CopyLanes;
 use super::error::ResidentError;
-use super::known_blocks::{Changes, KnownBlocks};
+use super::image_fingerprints::ImageFingerprints;
+use super::known_blocks::Changes;
 use super::standby::{Ready, Standby};
 use crate::agent_client::Held;
 use crate::cuda::GpuUuid;
@@ -29,6 +30,7 @@ pub(crate) fn refill(
     map: &GpuPairs,
 ) -> Result<Memory, ResidentError> {
     let (id, gpus) = (image.manifest().id, gpus_now(facts, map)?);
+    let fingerprints = standby.blocks.recall(image, facts)?;
     let filled = match standby.take_for(id, &context.program, &gpus)? {
         Ready::Memory(filled) => {
             // Counts the bytes read by a reader without a progress watch.
@@ -36,7 +38,7 @@ pub(crate) fn refill(
             image.given().add(read);
             filled
         }
-        Ready::Copier(copy_lanes) => fill(copy_lanes, image, facts, map, &standby.blocks)?,
+        Ready::Copier(copy_lanes) => fill(copy_lanes, image, facts, map, fingerprints.as_ref())?,
     };
     standby.blocks.keep(id, &filled.found);
     Ok(filled.memory)
@@ -57,14 +59,11 @@ pub(super) fn fill(
     image: &ImageReader,
     facts: &ResidentFacts,
     map: &GpuPairs,
-    blocks: &KnownBlocks,
+    fingerprints: Option<&ImageFingerprints>,
 ) -> Result<FilledMemory, ResidentError> {
-    if !facts.is_sane() {
-        return Err(ResidentError::Facts);
-    }
     let (memory, segments) = copy_lanes.make(facts, |then| new_gpu(map, then))?;
     tracing::debug!(bytes = facts.bytes(), "GPU memory is allocated");
-    let found = copy_lanes.fill(facts, &segments, image, blocks)?;
+    let found = copy_lanes.fill(facts, &segments, image, fingerprints)?;
     tracing::debug!("GPU memory is filled");
     copy_lanes.leave();
     Ok(FilledMemory {

@@ -9,6 +9,7 @@
 
 use super::copy_lanes::CopyLanes;
 use super::error::ResidentError;
+use super::image_fingerprints::ImageFingerprints;
 use super::kept_memory::KeptMemory;
 use super::known_blocks::KnownBlocks;
 use super::refill::{Memory, gpus_now, new_gpu, refill};
@@ -30,7 +31,7 @@ pub(crate) enum ResidentRestore<'a> {
     /// The memory is allocated and filled.
     Made(Memory),
     /// The memory is allocated when the processes are on their new GPUs.
-    Moving(GpuMove<'a>),
+    Moving(Box<GpuMove<'a>>),
 }
 
 /// Memory to be allocated later, and the copier that will fill it.
@@ -40,6 +41,7 @@ pub(crate) struct GpuMove<'a> {
     image: &'a ImageReader,
     facts: &'a ResidentFacts,
     map: &'a GpuPairs,
+    fingerprints: Option<ImageFingerprints>,
     blocks: &'a KnownBlocks,
 }
 
@@ -59,13 +61,15 @@ impl<'a> ResidentRestore<'a> {
             return Ok(Self::Made(refill(context, standby, image, facts, map)?));
         }
         let gpus = gpus_now(facts, map)?;
-        Ok(Self::Moving(GpuMove {
+        let fingerprints = standby.blocks.recall(image, facts)?;
+        Ok(Self::Moving(Box::new(GpuMove {
             copy_lanes: standby.take(&context.program, &gpus)?,
             image,
             facts,
             map,
+            fingerprints,
             blocks: &standby.blocks,
-        }))
+        })))
     }
 
     /// Returns the memory to those processes that exist. They must be halted and their CUDA calls not blocked.
@@ -122,10 +126,14 @@ impl GpuMove<'_> {
         let Self {
             facts,
             image,
+            fingerprints,
             blocks,
             ..
         } = self;
-        let found = self.copy_lanes.fill(facts, &segments, image, blocks)?;
+        let fingerprints = fingerprints.as_ref();
+        let found = self
+            .copy_lanes
+            .fill(facts, &segments, image, fingerprints)?;
         blocks.keep(image.manifest().id, &found);
         Ok(())
     }

@@ -99,10 +99,10 @@ impl ResidentPlan {
             Ok((copy_lanes, room)) => Ok(Some(Self {
                 agents: agents.clone(),
                 covers,
-                copy_lanes: Arc::new(copy_lanes),
                 bytes: held.map_or(covered, |held| held.bytes()),
                 room,
-                changes: Arc::new(standby.blocks.changes(&context.store)),
+                changes: Arc::new(standby.blocks.changes(&context.store, copy_lanes.keys())),
+                copy_lanes: Arc::new(copy_lanes),
             })),
             Err(error) if bound => Err(error),
             Err(error) => {
@@ -240,6 +240,7 @@ impl ResidentTransfer {
         } = self;
         if let Some(taken) = &taken {
             copy_lanes.drain(taken, Shadowed::Yes, &streams, &changes)?;
+            taken.write_fingerprints(&streams, &changes)?;
         }
         Ok(changes)
     }

@@ -57,8 +57,8 @@ impl Standby {
     pub fn warm(&self, program: &Path) {
         let mut slot = locked(&self.warm);
         if slot.is_none() {
-            let (program, keys) = (program.to_owned(), self.blocks.keys());
-            *slot = spawn(move || warm_copier(&program, keys.as_deref()).ok());
+            let program = program.to_owned();
+            *slot = spawn(move || warm_copier(&program).ok());
         }
     }
 
@@ -74,12 +74,14 @@ impl Standby {
             let cuda = facts.cuda?;
             let resident = cuda.resident.as_ref()?;
             let gpus = gpus_now(resident, &Vec::new()).ok()?;
+            let fingerprints = standby.blocks.recall(&reader, resident).ok()?;
             let copy_lanes = standby.begin(&ours.program, &gpus).ok()?;
             if !has_room(&copy_lanes, resident, &cuda.gpus) {
                 return Some(Ready::Copier(copy_lanes));
             }
             *locked(&filled) = Some(image);
-            let memory = fill(copy_lanes, &reader, resident, &Vec::new(), &standby.blocks);
+            let (map, fingerprints) = (Vec::new(), fingerprints.as_ref());
+            let memory = fill(copy_lanes, &reader, resident, &map, fingerprints);
             if memory.is_err() {
                 *locked(&filled) = None;
             }
@@ -131,7 +133,11 @@ impl Standby {
         gpus: &[GpuUuid],
     ) -> Result<CopyLanes, ResidentError> {
         match ready {
-            Some(Ready::Copier(copy_lanes)) if copy_lanes.open(gpus).is_ok() => Ok(copy_lanes),
+            Some(Ready::Copier(copy_lanes))
+                if copy_lanes.keys() == self.blocks.keys() && copy_lanes.open(gpus).is_ok() =>
+            {
+                Ok(copy_lanes)
+            }
             // The prepared resource is not usable here, and is freed before others take its place.
             ready => {
                 drop(ready);
@@ -141,14 +147,15 @@ impl Standby {
     }
 
     fn begin(&self, program: &Path, gpus: &[GpuUuid]) -> Result<CopyLanes, ResidentError> {
+        let keys = self.blocks.keys();
         if let Some(copier) = wait_for(&self.warm) {
-            match CopyLanes::begin(copier, gpus) {
+            match CopyLanes::begin(copier, gpus, keys.clone()) {
                 Ok(copy_lanes) => return Ok(copy_lanes),
                 // Its facts about the GPUs may be outdated, or it may have been killed.
                 Err(error) => tracing::debug!(%error, "the copier is started again"),
             }
         }
-        CopyLanes::begin(warm_copier(program, self.blocks.keys().as_deref())?, gpus)
+        CopyLanes::begin(warm_copier(program)?, gpus, keys)
     }
 }
 
@@ -164,12 +171,9 @@ fn has_room(copy_lanes: &CopyLanes, resident: &ResidentFacts, gpus: &[GpuFacts])
     })
 }
 
-fn warm_copier(program: &Path, keys: Option<&[u8]>) -> Result<Copier, CopierError> {
+fn warm_copier(program: &Path) -> Result<Copier, CopierError> {
     let copier = Copier::start(program)?;
     copier.initialize()?;
-    if let Some(keys) = keys {
-        copier.use_keys(keys)?;
-    }
     Ok(copier)
 }
 

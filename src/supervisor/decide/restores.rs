@@ -257,9 +257,8 @@ impl Machine {
     /// would not become it, either.
     fn image_failed(&mut self, id: ImageId, skip_newest: usize, error: RestoreError) {
         let no_room = matches!(error, RestoreError::Files(RewindError::NoRoom { .. }));
-        let is_altered = error.gpu_memory_was_altered();
         let is_chosen = self.attempts.chosen == Some(id);
-        let then = if no_room || is_altered || is_chosen {
+        let then = if no_room || is_chosen {
             AfterFailure::RunEnds
         } else {
             AfterFailure::Older
@@ -267,9 +266,6 @@ impl Machine {
         self.restore_failed(id, &error, then);
         if no_room {
             return self.fail(RunError::NoRoom(error));
-        }
-        if is_altered {
-            return self.fail(RunError::Altered(error));
         }
         let may_be_good = error.image_may_be_good();
         if !may_be_good {

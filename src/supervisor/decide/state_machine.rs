@@ -234,7 +234,7 @@ impl Machine {
     }
 
     pub(super) fn fail(&mut self, error: RunError) {
-        if let RunError::NothingRestorable | RunError::NoRoom(_) | RunError::Altered(_) = error {
+        if let RunError::NothingRestorable | RunError::NoRoom(_) = error {
             let newest = self.newest();
             self.notify(Notice::GaveUp {
                 status: None,

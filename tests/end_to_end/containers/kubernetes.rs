@@ -88,7 +88,6 @@ fn job_manifest_is_consistent_with_exit_codes() {
         rules.iter().find(about).map(|rule| rule["action"].clone())
     };
     assert_eq!(action(75), Some("Ignore".into()));
-    assert_eq!(action(74), Some("FailJob".into()));
     assert_eq!(action(127), Some("FailJob".into()));
     assert_eq!(action(1), None);
     assert_eq!(pod["restartPolicy"], "Never");

@@ -5,13 +5,18 @@ use std::fs;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::scene::Scene;
+use super::scene::{self, JOB, Scene, begin, words};
 use crate::harness::{
     apply, as_root, as_root_and_user, damage, descendants, wait_until, wait_until_gone,
+    wait_until_or,
 };
 
 /// Message about memory that did not have the fingerprints of the snapshot.
 const AGAIN: &str = "filling it again";
+/// Message about memory that had other fingerprints still.
+const ALTERED: &str = "differs from that of the snapshot";
+/// Stream of the fingerprints in an image.
+const FINGERPRINTS: &str = "gpu/fingerprints";
 
 /// Returns the copier of the snapshot in progress.
 fn copier(scene: &Scene) -> Option<i32> {
@@ -146,33 +151,82 @@ fn memory_that_arrives_altered_on_the_gpu_is_filled_again() {
 }
 
 #[apply(as_root_and_user)]
-fn memory_that_arrives_altered_again_ends_the_run() {
+fn a_new_supervisor_compares_restored_memory_too() {
     let mut scene = Scene::at_rest("resident");
-    // The older image would be restored with altered memory: its fingerprints are not known any more.
+    scene.resident_snapshot();
+    scene.run.kill_supervisor();
+    scene.answer_next("caller-fail", "cuMemcpyHtoDAsync_v2", 1, 0);
+    scene.run = begin(&scene.place, &scene.gpu, "resident", &words(&JOB), &[]);
+    wait_until_or(|| scene.said(), || scene.count("ckpt-run: restored ") == 1);
+    assert_eq!(scene.count(AGAIN), 1, "{}", scene.said());
+    scene.mend();
+    scene.run.crash();
+    scene.ends_as_ever();
+}
+
+#[apply(as_root_and_user)]
+fn memory_that_was_altered_at_a_snapshot_is_not_restored() {
+    let gpu = scene::gpu();
+    // No file of the job.
+    let first = gpu.folder().join("first");
+    let wait = format!("10:{}", first.display());
+    let job = [&["--wait-at", &wait], &JOB[..]].concat();
+    let scene = Scene::with(gpu, "resident", &job, &[]);
+    scene.place.wait_for("out", "\n10 ");
+    scene.resident_snapshot();
+    fs::write(first, "").expect("written");
+    scene.rests();
+    // A copy from the GPU reports success and has no effect.
+    scene.answer_next("caller-fail", "cuMemcpyDtoHAsync_v2", 1, 0);
+    scene.resident_snapshot();
+    assert_eq!(scene.left("cuMemcpyDtoHAsync_v2"), 0);
+    scene.mend();
+    scene.run.crash();
+    scene.place.wait_for("err", "ckpt-run: restored ");
+    assert_eq!(scene.count(ALTERED), 1, "{}", scene.said());
+    scene.ends_as_ever();
+}
+
+#[apply(as_root_and_user)]
+fn memory_that_always_arrives_altered_ends_the_run() {
+    let mut scene = Scene::at_rest("resident");
     scene.resident_snapshot();
     scene.resident_snapshot();
     scene.rule("caller-fail", "cuMemcpyHtoDAsync_v2:0:0");
     scene.run.crash();
-    assert_eq!(scene.run.wait(), 74);
+    assert_eq!(scene.run.wait(), 125);
     let said = scene.said();
-    assert!(said.contains("differs from that of the snapshot"), "{said}");
+    assert!(said.contains(ALTERED), "{said}");
+    assert_eq!(scene.count("restore failed"), 2, "{said}");
     assert_eq!(scene.count("ckpt-run: restored "), 0, "{said}");
     scene.gpu.assert_free("after the refusal");
 }
 
 #[apply(as_root)]
 fn damaged_gpu_memory_of_an_image_is_not_restored() {
-    let mut scene = Scene::at_rest("resident");
-    let image = scene.place.snapshot();
-    damage(&scene.place, &image, |stream| {
-        stream.name.starts_with("gpu/")
-    });
-    scene.run.crash();
-    assert_eq!(scene.run.wait(), 125);
-    let said = scene.said();
-    assert!(said.contains(AGAIN), "{said}");
-    assert!(said.contains("its stored bytes have changed"), "{said}");
-    scene.gpu.assert_free("after the refusal");
+    let is_memory = |name: &str| name.starts_with("gpu/") && name != FINGERPRINTS;
+    let are_fingerprints = |name: &str| name == FINGERPRINTS;
+    for (start, is_wanted, is_compared) in [
+        (
+            Scene::at_rest as fn(&str) -> Scene,
+            is_memory as fn(&str) -> bool,
+            true,
+        ),
+        (Scene::at_rest, are_fingerprints, false),
+        // The image has no fingerprints.
+        (Scene::copying, is_memory, false),
+    ] {
+        let mut scene = start("resident");
+        scene.rests();
+        let image = scene.place.snapshot();
+        damage(&scene.place, &image, |stream| is_wanted(&stream.name));
+        scene.run.crash();
+        assert_eq!(scene.run.wait(), 125);
+        let said = scene.said();
+        assert_eq!(said.contains(AGAIN), is_compared, "{said}");
+        assert!(said.contains("its stored bytes have changed"), "{said}");
+        scene.gpu.assert_free("after the refusal");
+    }
 }
 
 #[apply(as_root_and_user)]
