@@ -38,7 +38,7 @@ Signals:
   SIGINT, SIGQUIT, SIGHUP  forwarded to the job
 Exit codes:
   the job's own; 128+n if signal n killed it; 75 saved and stopped: run the same line again;
-  125 ckpt-run failed; 126, 127 the command cannot be run, or is not found";
+  76 another machine continues the run; 125 ckpt-run failed; 126, 127 the command cannot be run, or is not found";
 
 #[derive(Debug, Subcommand)]
 pub(super) enum Verb {

@@ -26,7 +26,7 @@ pub use copier_client::{Copier, SegmentId};
 pub use error::CopierError;
 pub use serve::{main, started_as_one};
 
-pub use crate::cuda::device::{BLOCK_BYTES, KEY_BYTES, Room};
+pub use crate::cuda::device::{BLOCK_BYTES, FINGERPRINT_BYTES, KEY_BYTES, Room};
 
 /// First argument that makes the program a copier.
 pub const ARGUMENT: &str = "gpu-copier";

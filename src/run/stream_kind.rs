@@ -57,6 +57,7 @@ mod tests {
             ("criu/pages-1.img", StreamKind::Memory),
             ("criu/pagemap-300.img", StreamKind::State),
             ("gpu/300/0/0", StreamKind::Gpu),
+            ("gpu/fingerprints", StreamKind::Gpu),
             ("files/0", StreamKind::Files),
             ("pages", StreamKind::State),
         ] {

@@ -350,9 +350,9 @@ impl CopyLanes {
             are_computed.fetch_and(filled.is_some(), Ordering::Relaxed);
             if expected.is_some() && filled.as_deref() != expected {
                 // The names of the chunks show whether the image is damaged.
-                tracing::warn!(
-                    "cannot confirm that GPU memory equals the snapshot's; filling it again"
-                );
+                if filled.is_some() {
+                    tracing::warn!("GPU memory differs from the snapshot's; filling it again");
+                }
                 *stream = open(part)?;
                 filled = pour(lane, memory, stream, tell)?;
             }

@@ -6,27 +6,27 @@
 //! ```
 //! An image has the stream only if the GPU computed all fingerprints. Images of earlier versions do not have it.
 
-use std::collections::HashMap;
-use std::ops::Range;
 use std::sync::Arc;
 
 use super::error::ResidentError;
 use super::known_blocks::block;
-use crate::copier::{BLOCK_BYTES, Fingerprint, KEY_BYTES};
+use crate::copier::{BLOCK_BYTES, FINGERPRINT_BYTES, Fingerprint, KEY_BYTES};
 use crate::run::resident_facts::{FINGERPRINTS, Part, ResidentFacts};
 use crate::store::{ImageReader, StreamOpener, WriteError};
 
 /// Random keys of fingerprints: [`KEY_BYTES`] bytes.
 pub(crate) type Keys = Arc<[u8]>;
 
+/// Maximum size of the stream: fingerprints of 8 TiB of device memory.
+const STREAM_BYTES_MAX: u64 = 1 << 30;
+
 /// Fingerprints from an image.
 #[derive(Debug)]
 pub(crate) struct ImageFingerprints {
     keys: Keys,
-    /// Of all parts.
     fingerprints: Vec<Fingerprint>,
-    /// Place of each part in `fingerprints`, by the part's stream.
-    places: HashMap<String, Range<usize>>,
+    /// Number of the first block of each segment that is not the same memory as another.
+    segments: Vec<usize>,
 }
 
 impl ImageFingerprints {
@@ -38,28 +38,29 @@ impl ImageFingerprints {
         if !facts.is_sane() {
             return Err(ResidentError::Facts);
         }
-        let Some(len) = image.len_of(FINGERPRINTS) else {
+        if image.len_of(FINGERPRINTS).is_none() {
             return Ok(None);
-        };
+        }
+        let bytes = image.read_to_vec(FINGERPRINTS, STREAM_BYTES_MAX)?;
+        let (keys, rest) = bytes
+            .split_at_checked(KEY_BYTES)
+            .ok_or(ResidentError::Facts)?;
+        let (fingerprints, odd) = rest.as_chunks::<FINGERPRINT_BYTES>();
+        let (mut segments, mut count) = (Vec::new(), 0_usize);
+        let originals = facts.segments().filter(|one| one.same_as.is_none());
+        for segment in originals {
+            segments.push(count);
+            count = count.saturating_add(block(segment.len));
+        }
         // The GPU computes fingerprints of whole blocks only.
-        let blocks = facts.bytes() / BLOCK_BYTES;
-        let expected = KEY_BYTES as u64 + blocks * size_of::<Fingerprint>() as u64;
-        if len != expected || !facts.bytes().is_multiple_of(BLOCK_BYTES) {
+        let is_whole = facts.bytes().is_multiple_of(BLOCK_BYTES);
+        if !is_whole || !odd.is_empty() || fingerprints.len() != count {
             return Err(ResidentError::Facts);
         }
-        let (mut places, mut begin) = (HashMap::new(), 0);
-        for part in facts.parts() {
-            let end = begin + block(part.end - part.begin);
-            places.insert(part.stream, begin..end);
-            begin = end;
-        }
-        let mut bytes = Vec::new();
-        image.copy_to(FINGERPRINTS, &mut bytes)?;
-        let (keys, fingerprints) = bytes.split_at(KEY_BYTES);
         Ok(Some(Self {
             keys: keys.into(),
-            fingerprints: fingerprints.as_chunks().0.to_vec(),
-            places,
+            fingerprints: fingerprints.to_vec(),
+            segments,
         }))
     }
 
@@ -69,8 +70,8 @@ impl ImageFingerprints {
 
     /// Returns the fingerprints of a part's blocks, in order.
     pub fn of(&self, part: &Part) -> Option<&[Fingerprint]> {
-        self.fingerprints
-            .get(self.places.get(&part.stream)?.clone())
+        let segment = self.fingerprints.get(*self.segments.get(part.segment)?..)?;
+        segment.get(block(part.begin)..block(part.end))
     }
 }
 

@@ -77,8 +77,8 @@ struct Newest {
 /// Blocks of device memory in the image that was committed or restored last (the newest image).
 #[derive(Debug)]
 pub(crate) struct KnownBlocks {
-    /// Random keys, or those of the image that was restored last. `None` if there is no randomness, and then all memory is
-    /// copied.
+    /// Random keys, or those of the image whose restore was prepared or begun last. `None` if there is no randomness, and
+    /// then all memory is copied.
     keys: Mutex<Option<Keys>>,
     newest: Mutex<Option<Newest>>,
 }

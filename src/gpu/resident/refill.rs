@@ -30,15 +30,16 @@ pub(crate) fn refill(
     map: &GpuPairs,
 ) -> Result<Memory, ResidentError> {
     let (id, gpus) = (image.manifest().id, gpus_now(facts, map)?);
-    let fingerprints = standby.blocks.recall(image, facts)?;
-    let filled = match standby.take_for(id, &context.program, &gpus)? {
+    let filled = match standby.take_for(image, facts, &context.program, &gpus)? {
         Ready::Memory(filled) => {
             // Counts the bytes read by a reader without a progress watch.
             let read = usize::try_from(facts.bytes()).unwrap_or(usize::MAX);
             image.given().add(read);
             filled
         }
-        Ready::Copier(copy_lanes) => fill(copy_lanes, image, facts, map, fingerprints.as_ref())?,
+        Ready::Copier(copy_lanes, fingerprints) => {
+            fill(copy_lanes, image, facts, map, fingerprints.as_ref())?
+        }
     };
     standby.blocks.keep(id, &filled.found);
     Ok(filled.memory)

@@ -61,9 +61,10 @@ impl<'a> ResidentRestore<'a> {
             return Ok(Self::Made(refill(context, standby, image, facts, map)?));
         }
         let gpus = gpus_now(facts, map)?;
-        let fingerprints = standby.blocks.recall(image, facts)?;
+        let (copy_lanes, fingerprints) =
+            standby.take_to_fill(image, facts, &context.program, &gpus)?;
         Ok(Self::Moving(Box::new(GpuMove {
-            copy_lanes: standby.take(&context.program, &gpus)?,
+            copy_lanes,
             image,
             facts,
             map,

@@ -14,6 +14,7 @@ use std::thread::{self, JoinHandle};
 
 use super::copy_lanes::CopyLanes;
 use super::error::ResidentError;
+use super::image_fingerprints::ImageFingerprints;
 use super::known_blocks::KnownBlocks;
 use super::refill::{FilledMemory, fill, gpus_now};
 use crate::copier::{Copier, CopierError};
@@ -22,7 +23,7 @@ use crate::run::gpu_facts::GpuFacts;
 use crate::run::image_facts::ImageFacts;
 use crate::run::resident_facts::ResidentFacts;
 use crate::run::run_context::RunContext;
-use crate::store::ImageId;
+use crate::store::{ImageId, ImageReader};
 use crate::sync::locked;
 
 /// Prepared copiers, at most one of each kind.
@@ -43,8 +44,8 @@ type Filled = Arc<Mutex<Option<ImageId>>>;
 /// Prepared resource for a restore.
 #[derive(Debug)]
 pub(crate) enum Ready {
-    /// Copier with contexts.
-    Copier(CopyLanes),
+    /// Copier with contexts, and the image's fingerprints.
+    Copier(CopyLanes, Option<ImageFingerprints>),
     /// Memory of an image, filled, on its former GPUs.
     Memory(FilledMemory),
 }
@@ -77,7 +78,7 @@ impl Standby {
             let fingerprints = standby.blocks.recall(&reader, resident).ok()?;
             let copy_lanes = standby.begin(&ours.program, &gpus).ok()?;
             if !has_room(&copy_lanes, resident, &cuda.gpus) {
-                return Some(Ready::Copier(copy_lanes));
+                return Some(Ready::Copier(copy_lanes, fingerprints));
             }
             *locked(&filled) = Some(image);
             let (map, fingerprints) = (Vec::new(), fingerprints.as_ref());
@@ -108,17 +109,46 @@ impl Standby {
     /// Takes the preparation for the restore of this image: its memory, or a copier with contexts on these GPUs.
     pub fn take_for(
         &self,
-        image: ImageId,
+        image: &ImageReader,
+        facts: &ResidentFacts,
         program: &Path,
         gpus: &[GpuUuid],
     ) -> Result<Ready, ResidentError> {
         match wait_for(&self.ready) {
-            Some(Ready::Memory(filled)) if filled.image == image => {
+            Some(Ready::Memory(filled)) if filled.image == image.manifest().id => {
                 tracing::debug!("GPU memory was filled while the job exited");
                 Ok(Ready::Memory(filled))
             }
-            ready => self.copier(ready, program, gpus).map(Ready::Copier),
+            ready => {
+                let (copy_lanes, fingerprints) =
+                    self.to_fill(ready, image, facts, program, gpus)?;
+                Ok(Ready::Copier(copy_lanes, fingerprints))
+            }
         }
+    }
+
+    /// Takes a copier for the restore of this image on other GPUs, and returns the image's fingerprints.
+    pub fn take_to_fill(
+        &self,
+        image: &ImageReader,
+        facts: &ResidentFacts,
+        program: &Path,
+        gpus: &[GpuUuid],
+    ) -> Result<(CopyLanes, Option<ImageFingerprints>), ResidentError> {
+        self.to_fill(wait_for(&self.ready), image, facts, program, gpus)
+    }
+
+    /// The image's keys are set when no other preparation is in progress, and before contexts are created.
+    fn to_fill(
+        &self,
+        ready: Option<Ready>,
+        image: &ImageReader,
+        facts: &ResidentFacts,
+        program: &Path,
+        gpus: &[GpuUuid],
+    ) -> Result<(CopyLanes, Option<ImageFingerprints>), ResidentError> {
+        let fingerprints = self.blocks.recall(image, facts)?;
+        Ok((self.copier(ready, program, gpus)?, fingerprints))
     }
 
     /// Returns a copier with contexts on these GPUs: a prepared one, a warm one, or a new one.
@@ -133,7 +163,7 @@ impl Standby {
         gpus: &[GpuUuid],
     ) -> Result<CopyLanes, ResidentError> {
         match ready {
-            Some(Ready::Copier(copy_lanes))
+            Some(Ready::Copier(copy_lanes, _))
                 if copy_lanes.keys() == self.blocks.keys() && copy_lanes.open(gpus).is_ok() =>
             {
                 Ok(copy_lanes)

@@ -13,7 +13,7 @@ use crate::harness::{
 
 /// Message about memory that did not have the fingerprints of the snapshot.
 const AGAIN: &str = "filling it again";
-/// Message about memory that had other fingerprints still.
+/// Message about memory that still had other fingerprints.
 const ALTERED: &str = "differs from that of the snapshot";
 /// Stream of the fingerprints in an image.
 const FINGERPRINTS: &str = "gpu/fingerprints";
@@ -144,7 +144,8 @@ fn memory_that_arrives_altered_on_the_gpu_is_filled_again() {
             scene.count("ckpt-run: restored ") > before
         });
         assert_eq!(scene.left(call), 0, "{call}");
-        assert_eq!(scene.count(AGAIN), before + 1, "{}", scene.said());
+        // Once for the copy: a GPU that computes no fingerprints is no reason for a warning.
+        assert_eq!(scene.count(AGAIN), 1, "{}", scene.said());
         scene.mend();
     }
     scene.ends_as_ever();
