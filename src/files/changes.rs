@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::describe::Describer;
 use super::file_set::{Content, KeptFile, KeptFiles, Kind, TICK_NS, Writer};
+use super::job_links::JobLinks;
 use super::patterns::Patterns;
 use super::record::Record;
 use crate::sync::in_parts;
@@ -22,6 +23,8 @@ pub struct Earlier {
     pub kept_bytes: u64,
     /// Files that can change without a change on record.
     unsettled: Vec<PathBuf>,
+    /// The job's links.
+    links: Vec<PathBuf>,
 }
 
 impl Earlier {
@@ -29,10 +32,12 @@ impl Earlier {
     pub(super) fn new(id: u64, set: Arc<KeptFiles>) -> Self {
         let files = || set.files.iter();
         let unsettled = files().filter(|(_, file)| file.is_unsettled());
+        let links = files().filter(|(_, file)| is_job_link(file));
         Self {
             id,
             kept_bytes: files().filter_map(|(_, file)| Some(file.kept()?.1)).sum(),
             unsettled: unsettled.map(|(path, _)| path.clone()).collect(),
+            links: links.map(|(path, _)| path.clone()).collect(),
             set,
         }
     }
@@ -178,7 +183,26 @@ pub fn changed_since(look: Look<'_>) -> Vec<Changed> {
         let described = part.iter().map(|path| describe(look, path, &mut describer));
         described.collect::<Vec<_>>()
     });
-    parts.into_iter().flatten().collect()
+    let mut all: Vec<Changed> = parts.into_iter().flatten().collect();
+    hide_beyond_links(&mut all, &look.earlier.links);
+    all
+}
+
+fn is_job_link(file: &KeptFile) -> bool {
+    matches!(file.kind, Kind::Link { .. }) && file.writer == Writer::Job
+}
+
+/// Takes files out of the list that are at another path, to which a link of the job leads. `earlier`: the job's links in
+/// the earlier set.
+fn hide_beyond_links(all: &mut [Changed], earlier: &[PathBuf]) {
+    let now = |it: &&Changed| it.file.as_ref().is_some_and(is_job_link);
+    let links: Vec<PathBuf> = all.iter().filter(now).map(|it| it.path.clone()).collect();
+    let unchanged = |link: &&PathBuf| link.is_symlink();
+    let earlier = earlier.iter().filter(unchanged);
+    let links = JobLinks::of(links.iter().chain(earlier).map(PathBuf::as_path));
+    for changed in all.iter_mut().filter(|it| links.lead(&it.path)) {
+        changed.file = None;
+    }
 }
 
 impl<'a> Look<'a> {
@@ -326,6 +350,55 @@ mod tests {
         let found = changed.iter().map(|it| (&*it.path, it.earlier_bytes));
         let expected = [(path("a"), 5), (path("new"), 0)];
         assert!(found.eq(expected.iter().map(|(path, bytes)| (&**path, *bytes))));
+    }
+
+    #[test]
+    fn a_link_in_the_place_of_a_folder_leads_to_no_further_files() {
+        let place = tempfile::tempdir().unwrap();
+        let path = |name: &str| place.path().join(name);
+        fs::create_dir(path("now")).unwrap();
+        fs::write(path("now/file"), "x").unwrap();
+        std::os::unix::fs::symlink("now", path("then")).unwrap();
+        let names = ["now", "now/file", "then", "then/file"];
+        let job = |name: &str| Line::Job {
+            path: path(name),
+            change: JobChange::Created,
+        };
+        append(&path("record"), &names.map(job)).unwrap();
+        let none = Patterns::new(&[], place.path()).unwrap();
+        let found = |earlier: &Earlier| {
+            let changed = changed_since(Look {
+                record: &Record::open(&path("record")).unwrap(),
+                earlier,
+                since: 0,
+                so_far: None,
+                open: &OpenUses::new(),
+                included: &none,
+                excluded: &none,
+                scanned: &BTreeSet::new(),
+            });
+            changed
+                .into_iter()
+                .map(|it| (it.path, it.file))
+                .collect::<Vec<_>>()
+        };
+        let first = found(&Earlier::default());
+        let there: Vec<bool> = first.iter().map(|(_, file)| file.is_some()).collect();
+        assert_eq!(there, [true, true, true, false]);
+        let link = first.into_iter().nth(2).unwrap();
+        let files = [(link.0, link.1.unwrap())].into();
+        let set = KeptFiles {
+            frozen_ns: 0,
+            files,
+        };
+        let last = Line::Job {
+            path: path("then/file"),
+            change: JobChange::Changed,
+        };
+        fs::remove_file(path("record")).unwrap();
+        append(&path("record"), &[last]).unwrap();
+        let again = found(&Earlier::new(4, Arc::new(set)));
+        assert_eq!(again, [(path("then/file"), None)]);
     }
 
     #[test]

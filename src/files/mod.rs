@@ -16,6 +16,7 @@ mod file_set;
 mod folder_scan;
 mod held;
 mod job_files;
+mod job_links;
 mod lost;
 mod marker;
 mod marks;

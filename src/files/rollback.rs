@@ -6,11 +6,13 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::Metadata;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use super::file_set::{Content, KeptFile, KeptFiles, Kind, Writer, born_ns, changed_ns};
 use super::folder_scan::{Scan, folders_of, is_special};
 use super::held::Held;
+use super::job_links::JobLinks;
 use super::lost::{Lost, OnLost, RollbackError, Why};
 use super::patterns::Patterns;
 use super::record::{Since, Touch};
@@ -64,11 +66,20 @@ struct Comparison<'a> {
     set: &'a KeptFiles,
     since: Since<'a>,
     place: Place<'a>,
+    links: &'a JobLinks<'a>,
+    /// Device and inode of the files of the set that the job has touched since by any of their names.
+    touched_files: &'a HashSet<(u64, u64)>,
     /// Reason why changes may be missing.
     gap: Option<&'a str>,
 }
 
 impl Comparison<'_> {
+    /// Describes the file that is at a path now.
+    fn now(&self, path: &Path) -> Option<KeptFile> {
+        let is_elsewhere = self.links.lead(path);
+        (!is_elsewhere).then(|| KeptFile::of(path)).flatten()
+    }
+
     /// Returns true if changes in this folder may be missing in the record.
     fn is_unsure(&self, folder: &Path) -> bool {
         self.is_unwatched(folder) || self.since.has_cuts()
@@ -87,14 +98,18 @@ impl Comparison<'_> {
 
     /// Returns true if the job has changed a file of the set since, according to the record, or may have done so
     /// without a record.
-    fn is_by_job(&self, path: &Path, then: &KeptFile) -> bool {
+    fn is_by_job(&self, path: &Path, then: &KeptFile, now: Option<&KeptFile>) -> bool {
         let by_unrecorded = || match then.writer {
             // The path in the record may differ if a folder is mounted twice.
             Writer::Open => !self.since.by_others(path),
             Writer::Included => true,
             Writer::Job | Writer::Unknown => self.place.included.matches(path),
         };
-        self.since.by_job(path) || then.is_mapped || by_unrecorded()
+        let by_another_name = || {
+            let is_same = |now: &KeptFile| then.is_same_file(now);
+            self.touched_files.contains(&then.identity) && now.is_some_and(is_same)
+        };
+        self.since.by_job(path) || then.is_mapped || by_another_name() || by_unrecorded()
     }
 }
 
@@ -108,11 +123,27 @@ impl Rollback {
         since: Since<'_>,
         place: Place<'_>,
     ) -> Result<Self, RollbackError> {
+        let touched: Vec<(&Path, Touch)> = if place.is_elsewhere {
+            since.ever_touched().collect()
+        } else {
+            since.touched().collect()
+        };
+        let changed = || touched.iter().map(|(path, _)| *path);
+        let paths = set.files.keys().map(PathBuf::as_path).chain(changed());
+        let links = JobLinks::find(changed(), paths);
+        // A path that is in the set may be another file now, and a new path may be another name of a file of the set.
+        let then = changed().filter_map(|path| Some(set.files.get(path)?.identity));
+        let now = changed().filter(|path| !links.lead(path));
+        let now = now.filter_map(|path| path.symlink_metadata().ok());
+        let now = now.map(|found| (found.dev(), found.ino()));
+        let touched_files = then.chain(now).collect();
         let gap = since.gap();
         let comparison = Comparison {
             set,
             since,
             place,
+            links: &links,
+            touched_files: &touched_files,
             gap: gap.as_deref(),
         };
         let mut plan = Self::default();
@@ -126,14 +157,10 @@ impl Rollback {
                 plan.left_out.insert(path.clone());
             }
         }
-        let touched: Vec<(&Path, Touch)> = if place.is_elsewhere {
-            since.ever_touched().collect()
-        } else {
-            since.touched().collect()
-        };
         let new = touched
             .into_iter()
-            .filter(|(path, _)| !set.files.contains_key(*path) && !place.excluded.matches(path));
+            .filter(|(path, _)| !set.files.contains_key(*path) && !place.excluded.matches(path))
+            .filter(|(path, _)| !links.lead(path));
         for (path, touch) in new {
             let found = path.symlink_metadata().ok();
             let is_folder = found.as_ref().is_some_and(Metadata::is_dir);
@@ -154,7 +181,7 @@ impl Rollback {
         if !place.is_elsewhere {
             plan.add_unrecorded(comparison)?;
         }
-        plan.find_renamed(set);
+        plan.find_renamed(comparison);
         plan.find_siblings(set);
         plan.add_parents(set);
         plan.aside.sort();
@@ -176,7 +203,7 @@ impl Rollback {
 
     /// Determines the steps for a file of the set.
     fn compare(&mut self, path: &Path, then: &KeptFile, comparison: Comparison<'_>) {
-        let now = KeptFile::of(path);
+        let now = comparison.now(path);
         let frozen_ns = comparison.set.frozen_ns;
         if now
             .as_ref()
@@ -201,7 +228,7 @@ impl Rollback {
             return self.decide_content(path, then, false, comparison);
         }
         let is_there = !then.is_mapped && now.as_ref().is_some_and(|it| then.has_same_content(it));
-        if !comparison.is_by_job(path, then) {
+        if !comparison.is_by_job(path, then, now.as_ref()) {
             let changed_ns = now.as_ref().map(|now| now.changed_ns);
             let may_be_job =
                 comparison.may_miss(path, changed_ns) || then.writer == Writer::Unknown;
@@ -258,7 +285,7 @@ impl Rollback {
 
     /// Finds the present names of files whose content exists nowhere else: logs that the job appends to and rotates,
     /// and large files.
-    fn find_renamed(&mut self, set: &KeptFiles) {
+    fn find_renamed(&mut self, comparison: Comparison<'_>) {
         let is_elsewhere = |file: &KeptFile| match file.kind {
             Kind::File { ref content, .. } => {
                 matches!(
@@ -268,9 +295,14 @@ impl Rollback {
             }
             Kind::Folder | Kind::Link { .. } => false,
         };
-        let wanted = set.files.iter().filter(|(_, file)| is_elsewhere(file));
+        let files = comparison.set.files.iter();
+        let wanted = files.filter(|(_, file)| is_elsewhere(file));
+        let is_moved = |path: &Path, file: &KeptFile| {
+            let now = comparison.now(path);
+            !now.is_some_and(|now| file.is_same_file(&now))
+        };
         let wanted: HashMap<_, _> = wanted
-            .filter(|(path, file)| !KeptFile::of(path).is_some_and(|now| file.is_same_file(&now)))
+            .filter(|(path, file)| is_moved(path, file))
             .map(|(path, file)| ((file.identity, file.born_ns), (path, file)))
             .collect();
         if wanted.is_empty() {
@@ -279,7 +311,7 @@ impl Rollback {
         let replaced = self.put_back.iter().map(|(path, _)| path);
         let sources: BTreeSet<PathBuf> = self.aside.iter().chain(replaced).cloned().collect();
         for from in sources {
-            let Some(now) = KeptFile::of(&from) else {
+            let Some(now) = comparison.now(&from) else {
                 continue;
             };
             let Some((to, then)) = wanted.get(&(now.identity, now.born_ns)) else {

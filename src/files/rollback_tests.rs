@@ -71,7 +71,12 @@ impl Scene {
         // Files with this timestamp count as changed.
         self.set.frozen_ns = crate::clock::unix_ns();
         let boot = String::new();
-        let lines = [Line::Begin { boot }, Line::Image { id: IMAGE }];
+        let entries = fs::read_dir(&work).unwrap();
+        let names = Line::Names {
+            names: entries.map(|entry| entry.unwrap().file_name()).collect(),
+            folder: self.path("."),
+        };
+        let lines = [Line::Begin { boot }, names, Line::Image { id: IMAGE }];
         append(&self.record(), &lines).unwrap();
     }
 
@@ -241,30 +246,105 @@ fn a_rollback_restores_the_folder() {
     assert_eq!(fs::read(kept).unwrap(), b"hot");
 }
 
+/// A folder `moved` that has another name now and is a link to it, and a folder `emptied` that is a link to `other`.
+fn folders_that_became_links() -> (Scene, Vec<String>) {
+    let mut scene = Scene::new(&[
+        (
+            "moved/deep/file",
+            "a file that is still at this path, by a link",
+        ),
+        ("moved/large", "a file without a copy"),
+        ("emptied/old", "removed"),
+        ("other/new", "not the job's new file"),
+    ]);
+    scene.snapshot();
+    scene.content_of("moved/large", Content::Unkept(Unkept::TooLarge));
+    // All files are older than the snapshot.
+    scene.set.frozen_ns += 1_000_000_000;
+    let tree = scene.tree();
+    fs::rename(scene.path("moved"), scene.path("there")).unwrap();
+    symlink("there", scene.path("moved")).unwrap();
+    fs::remove_dir_all(scene.path("emptied")).unwrap();
+    symlink("other", scene.path("emptied")).unwrap();
+    scene.changed(&[
+        ("moved", JobChange::FolderGone),
+        // A record that knows these files takes them for gone.
+        ("moved/deep", JobChange::Gone),
+        ("moved/deep/file", JobChange::Gone),
+        ("moved/large", JobChange::Gone),
+        ("there", JobChange::MovedTo),
+        ("there/deep", JobChange::MovedTo),
+        ("there/deep/file", JobChange::MovedTo),
+        ("there/large", JobChange::MovedTo),
+        ("moved", JobChange::Created),
+        ("emptied/old", JobChange::Gone),
+        ("emptied/new", JobChange::Created),
+        ("emptied/new", JobChange::Gone),
+        ("emptied", JobChange::FolderGone),
+        ("emptied", JobChange::Created),
+    ]);
+    (scene, tree)
+}
+
+#[test]
+fn folders_that_became_links_are_folders_again() {
+    let (scene, tree) = folders_that_became_links();
+    let plan = scene.plan(OnLost::Refuse).unwrap();
+    scene.execute(&plan, &|| Ok(())).unwrap();
+    assert_eq!(scene.tree(), tree);
+}
+
 #[test]
 fn a_rollback_stopped_at_any_step_is_completed_by_the_next() {
-    for failing in 0.. {
-        let (scene, tree) = changed_everywhere();
-        let steps = Cell::new(0);
-        let fail = || {
-            steps.set(steps.get() + 1);
-            if steps.get() > failing {
-                return Err(io::ErrorKind::StorageFull.into());
+    for (changed, steps_min) in [
+        (changed_everywhere as fn() -> (Scene, Vec<String>), 15),
+        (folders_that_became_links, 9),
+    ] {
+        for failing in 0.. {
+            let (scene, tree) = changed();
+            let steps = Cell::new(0);
+            let fail = || {
+                steps.set(steps.get() + 1);
+                if steps.get() > failing {
+                    return Err(io::ErrorKind::StorageFull.into());
+                }
+                Ok(())
+            };
+            let plan = scene.plan(OnLost::Refuse).unwrap();
+            let is_whole = scene.execute(&plan, &fail).is_ok();
+            // A new supervisor has only the record.
+            let plan = scene.plan(OnLost::Refuse);
+            let plan = plan.unwrap_or_else(|error| panic!("stopped at step {failing}: {error}"));
+            scene.execute(&plan, &|| Ok(())).unwrap();
+            assert_eq!(scene.tree(), tree, "stopped at step {failing}");
+            if is_whole {
+                assert!(failing > steps_min, "{failing} steps");
+                break;
             }
-            Ok(())
-        };
-        let plan = scene.plan(OnLost::Refuse).unwrap();
-        let is_whole = scene.execute(&plan, &fail).is_ok();
-        // A new supervisor has only the record.
-        let plan = scene.plan(OnLost::Refuse);
-        let plan = plan.unwrap_or_else(|error| panic!("stopped at step {failing}: {error}"));
-        scene.execute(&plan, &|| Ok(())).unwrap();
-        assert_eq!(scene.tree(), tree, "stopped at step {failing}");
-        if is_whole {
-            assert!(failing > 15, "{failing} steps");
-            return;
         }
     }
+}
+
+#[test]
+fn a_file_that_was_changed_by_another_name_is_restored() {
+    let mut scene = Scene::new(&[("one", "of two names"), ("single", "then")]);
+    fs::hard_link(scene.path("one"), scene.path("two")).unwrap();
+    scene.snapshot();
+    scene.set.frozen_ns += 1_000_000_000;
+    let tree = scene.tree();
+    fs::write(scene.path("two"), "changed").unwrap();
+    fs::remove_file(scene.path("two")).unwrap();
+    fs::hard_link(scene.path("single"), scene.path("new")).unwrap();
+    fs::write(scene.path("new"), "now").unwrap();
+    scene.changed(&[
+        ("two", JobChange::Changed),
+        ("two", JobChange::Gone),
+        ("new", JobChange::Created),
+        ("new", JobChange::Changed),
+    ]);
+    let plan = scene.plan(OnLost::Refuse).unwrap();
+    scene.execute(&plan, &|| Ok(())).unwrap();
+    assert_eq!(scene.tree(), tree);
 }
 
 #[test]

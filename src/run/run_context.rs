@@ -319,7 +319,7 @@ fn keep_program(program: &Path, store: &Path) -> io::Result<PathBuf> {
     let hash = hash_of(program)?;
     let path = folder.join(format!("{COPY_PREFIX}{}", &hash.to_hex()[..COPY_DIGITS]));
     if !is_program(&path, hash)? {
-        durable::write_program(&path, &fs::read(program)?).map_err(plain)?;
+        durable::copy_program(program, &path).map_err(plain)?;
     }
     // Also for an existing copy: the process that made it may have been killed before this step.
     durable::sync_folder(&folder).map_err(plain)?;

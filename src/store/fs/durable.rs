@@ -86,18 +86,24 @@ impl DurableError {
 /// # Errors
 /// [`DurableError`]; each variant states the resulting content.
 pub fn write(path: &Path, content: &[u8]) -> Result<(), DurableError> {
-    replace(path, content, 0o600)
+    replace(path, 0o600, |file| ops::write_at(file, content, 0))
 }
 
-/// Writes a program (mode 0700) like [`write()`].
+/// Copies a program (mode 0700) like [`write()`].
 ///
 /// # Errors
-/// The same as [`write()`].
-pub fn write_program(path: &Path, content: &[u8]) -> Result<(), DurableError> {
-    replace(path, content, 0o700)
+/// The same as [`write()`]; [`DurableError::Write`] also if the program cannot be read.
+pub fn copy_program(program: &Path, path: &Path) -> Result<(), DurableError> {
+    replace(path, 0o700, |mut file| {
+        io::copy(&mut File::open(program)?, &mut file).map(drop)
+    })
 }
 
-fn replace(path: &Path, content: &[u8], mode: u32) -> Result<(), DurableError> {
+fn replace(
+    path: &Path,
+    mode: u32,
+    fill: impl FnOnce(&File) -> io::Result<()>,
+) -> Result<(), DurableError> {
     let folder = folder_of(path);
     let passage = fence::passage(path).unwrap_or(folder.to_owned());
     let temporary = tempfile::Builder::new()
@@ -107,7 +113,7 @@ fn replace(path: &Path, content: &[u8], mode: u32) -> Result<(), DurableError> {
             path: passage,
             source,
         })?;
-    ops::write_at(temporary.as_file(), content, 0)
+    fill(temporary.as_file())
         .and_then(|()| ops::sync(temporary.as_file()))
         .map_err(|source| DurableError::Write {
             path: path.to_owned(),
@@ -258,8 +264,10 @@ mod tests {
     #[test]
     fn a_program_can_be_run_by_its_owner_alone() {
         let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("program");
-        write_program(&path, b"#!/bin/sh").unwrap();
+        let [program, path] = ["program", "copy"].map(|name| folder.path().join(name));
+        write(&program, b"#!/bin/sh").unwrap();
+        copy_program(&program, &path).unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"#!/bin/sh");
         assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o700);
     }
 

@@ -14,7 +14,7 @@ mod scripts;
 pub use damage::{damage, flip};
 pub use jobs::{COUNT, ON_REQUEST, UNTIL_GO, lines};
 pub use macro_rules_attribute::apply;
-pub use outcome::{LIMIT, code, connected, stderr, stdout, wait_until, wait_until_or};
+pub use outcome::{LIMIT, code, connected, holds, stderr, stdout, wait_until, wait_until_or};
 pub use place::Place;
 pub use privilege::{Ordinary, Privilege, TUN, installed, is_open_to_all, network_of_test, skip};
 pub(crate) use privilege::{

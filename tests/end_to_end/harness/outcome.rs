@@ -1,8 +1,11 @@
 //! Waits for conditions, exit codes and output of commands.
 
+use std::ffi::OsStr;
 use std::net::TcpStream;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::ExitStatusExt;
-use std::process::{ExitStatus, Output};
+use std::path::Path;
+use std::process::{Command, ExitStatus, Output};
 use std::time::{Duration, Instant};
 
 /// Time limit of any wait; a machine with two busy cores needs some of it.
@@ -43,6 +46,21 @@ pub fn connected(port: u16) -> TcpStream {
         connection.is_some()
     });
     connection.expect("it is connected")
+}
+
+/// Returns true if a file in or below the folder contains the text, which is one line.
+pub fn holds(folder: &Path, text: &[u8]) -> bool {
+    // Unoptimized code of ours would take longer than the rest of a test.
+    let mut grep = Command::new("grep");
+    let grep = grep
+        .args(["-rqF", "-e"])
+        .arg(OsStr::from_bytes(text))
+        .arg(folder);
+    match grep.status().expect("grep").code() {
+        Some(0) => true,
+        Some(1) => false,
+        code => panic!("grep exits with {code:?}"),
+    }
 }
 
 pub fn stdout(output: &Output) -> String {

@@ -1,25 +1,11 @@
 //! Run with an encrypted store, from the key's file to the restored job.
 
 use std::fs;
-use std::path::Path;
 
-use crate::harness::{Place, UNTIL_GO, apply, as_root_and_user, stderr, stdout};
+use crate::harness::{Place, UNTIL_GO, apply, as_root_and_user, holds, stderr, stdout};
 
 const FILE: &str = "CKPT_RUN_ENCRYPTION_KEY_FILE";
 const COMMAND: &str = "CKPT_RUN_ENCRYPTION_KEY_COMMAND";
-
-/// Returns true if a file in or below the folder contains the text.
-fn holds(folder: &Path, text: &[u8]) -> bool {
-    let mut entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap());
-    entries.any(|entry| match entry.file_type().unwrap() {
-        kind if kind.is_dir() => holds(&entry.path(), text),
-        kind if kind.is_file() => {
-            let bytes = fs::read(entry.path()).unwrap();
-            bytes.windows(text.len()).any(|part| part == text)
-        }
-        _ => false,
-    })
-}
 
 #[apply(as_root_and_user)]
 fn job_restored_from_an_encrypted_store_never_has_the_key() {

@@ -8,7 +8,7 @@ use nix::sys::signal::Signal;
 
 use super::{RemoteFolder, S3Server, StepsJob};
 use crate::harness::{
-    ON_REQUEST, Ordinary, Place, Run, UNTIL_GO, apply, as_root, as_root_and_user, stderr,
+    ON_REQUEST, Ordinary, Place, Run, UNTIL_GO, apply, as_root, as_root_and_user, holds, stderr,
     wait_until_gone,
 };
 
@@ -54,18 +54,6 @@ fn a_run_continues_in_an_empty_folder() {
         environment: &|command| server.is_used_by(command),
     };
     continue_in_an_empty_folder(&job, || {});
-}
-
-/// Returns true if a file in or below the folder contains the text.
-fn holds(folder: &Path, text: &[u8]) -> bool {
-    let mut entries = fs::read_dir(folder).unwrap().map(Result::unwrap);
-    entries.any(|entry| {
-        if entry.file_type().unwrap().is_dir() {
-            return holds(&entry.path(), text);
-        }
-        let bytes = fs::read(entry.path()).unwrap();
-        bytes.windows(text.len()).any(|part| part == text)
-    })
 }
 
 #[apply(as_root_and_user)]

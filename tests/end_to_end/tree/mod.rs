@@ -5,6 +5,7 @@ mod attributes;
 mod connections;
 mod devices;
 mod events;
+mod folder_links;
 mod folders;
 mod mapped_memory;
 mod mounts;

@@ -14,7 +14,7 @@ use nix::sys::signal::Signal;
 use crate::harness::{ON_REQUEST, Place, Run, apply, as_root, wait_until};
 
 /// Seeds used in every run of the tests.
-const SEEDS: [u64; 2] = [1, 2];
+const SEEDS: [u64; 3] = [1, 2, 1011];
 /// Process to be killed after each image. The second restore begins with the files that the first one rolled back.
 const KILLED: [Killed; 2] = [Killed::Job, Killed::Supervisor];
 
