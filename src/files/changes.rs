@@ -184,7 +184,7 @@ pub fn changed_since(look: Look<'_>) -> Vec<Changed> {
         described.collect::<Vec<_>>()
     });
     let mut all: Vec<Changed> = parts.into_iter().flatten().collect();
-    hide_beyond_links(&mut all, &look.earlier.links);
+    hide_beyond_links(&mut all, look);
     all
 }
 
@@ -192,16 +192,18 @@ fn is_job_link(file: &KeptFile) -> bool {
     matches!(file.kind, Kind::Link { .. }) && file.writer == Writer::Job
 }
 
-/// Takes files out of the list that are at another path, to which a link of the job leads. `earlier`: the job's links in
-/// the earlier set.
-fn hide_beyond_links(all: &mut [Changed], earlier: &[PathBuf]) {
+/// Takes files out of the list that are at another path, to which a link of the job leads.
+fn hide_beyond_links(all: &mut [Changed], look: Look<'_>) {
     let now = |it: &&Changed| it.file.as_ref().is_some_and(is_job_link);
     let links: Vec<PathBuf> = all.iter().filter(now).map(|it| it.path.clone()).collect();
-    let unchanged = |link: &&PathBuf| link.is_symlink();
-    let earlier = earlier.iter().filter(unchanged);
+    let earlier = look.earlier.links.iter();
     let links = JobLinks::of(links.iter().chain(earlier).map(PathBuf::as_path));
+    // `files.include` may name files by a link.
+    let is_named = |path: &Path| look.scanned.contains(path) || look.included.matches(path);
     for changed in all.iter_mut().filter(|it| links.lead(&it.path)) {
-        changed.file = None;
+        if !is_named(&changed.path) {
+            changed.file = None;
+        }
     }
 }
 

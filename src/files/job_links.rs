@@ -28,7 +28,7 @@ impl<'a> JobLinks<'a> {
         Self::of(changed.filter(|path| folders.contains(path) && path.is_symlink()))
     }
 
-    /// Lists links that are known.
+    /// Lists links that may have gone.
     pub fn of(links: impl Iterator<Item = &'a Path>) -> Self {
         Self(links.collect())
     }
@@ -39,7 +39,7 @@ impl<'a> JobLinks<'a> {
             && path
                 .ancestors()
                 .skip(1)
-                .any(|folder| self.0.contains(folder))
+                .any(|folder| self.0.contains(folder) && folder.is_symlink())
     }
 }
 
@@ -47,6 +47,7 @@ impl<'a> JobLinks<'a> {
 mod tests {
     use std::fs;
     use std::os::unix::fs::symlink;
+    use std::path::PathBuf;
 
     use super::*;
 
@@ -60,11 +61,8 @@ mod tests {
         }
         let changed = ["folder", "job", "other", "job/deep/file"].map(path);
         let set = ["folder/file", "theirs/file"].map(path);
-        let changed = || changed.iter().map(|path| path.as_path());
-        let links = JobLinks::find(
-            changed(),
-            changed().chain(set.iter().map(|it| it.as_path())),
-        );
+        let changed = || changed.iter().map(PathBuf::as_path);
+        let links = JobLinks::find(changed(), changed().chain(set.iter().map(PathBuf::as_path)));
         assert_eq!(links.0, [&*path("job")].into());
         for (name, is_beyond) in [
             ("job/deep/file", true),

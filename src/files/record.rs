@@ -30,6 +30,8 @@ pub struct Touch {
     pub first: usize,
     /// Last change by the job.
     pub last: usize,
+    /// Last change of content or attributes by the job.
+    pub changed: Option<usize>,
     /// True if the path did not exist before the job's first change.
     pub is_jobs_own: bool,
 }
@@ -155,7 +157,9 @@ impl Record {
                     .extend(all.chain(unwatched.into_iter().map(|mount| (mount, false))));
             }
             Line::Base { read } => self.read = read,
-            Line::Touched { path, is_jobs_own } => self.touch_as(path, |_, _| is_jobs_own),
+            Line::Touched { path, is_jobs_own } => {
+                self.touch_as(path, |_, _| is_jobs_own);
+            }
             Line::Job { path, change } => self.job(path, change),
             Line::Other { path, created } => {
                 if created {
@@ -217,25 +221,31 @@ impl Record {
     }
 
     fn touch(&mut self, path: PathBuf, change: JobChange) {
+        let now = self.now;
         // The file may have another name by the time its creation is read, if its folder was renamed.
-        self.touch_as(path, |record, path| {
+        let touch = self.touch_as(path, |record, path| {
             change == JobChange::Created || !record.existed(path)
         });
+        if change == JobChange::Changed {
+            touch.changed = Some(now);
+        }
     }
 
-    fn touch_as(&mut self, path: PathBuf, is_jobs_own: impl FnOnce(&Self, &Path) -> bool) {
+    fn touch_as(
+        &mut self,
+        path: PathBuf,
+        is_jobs_own: impl FnOnce(&Self, &Path) -> bool,
+    ) -> &mut Touch {
         let now = self.now;
-        if let Some(known) = self.touched.get_mut(&path) {
-            known.last = now;
-            return;
-        }
-        let is_jobs_own = is_jobs_own(self, &path);
-        let touch = Touch {
+        let is_jobs_own = !self.touched.contains_key(&path) && is_jobs_own(self, &path);
+        let touch = self.touched.entry(path).or_insert(Touch {
             first: now,
             last: now,
+            changed: None,
             is_jobs_own,
-        };
-        self.touched.insert(path, touch);
+        });
+        touch.last = now;
+        touch
     }
 
     /// Returns true if a path that the job has not touched may have existed.

@@ -67,8 +67,8 @@ struct Comparison<'a> {
     since: Since<'a>,
     place: Place<'a>,
     links: &'a JobLinks<'a>,
-    /// Device and inode of the files of the set that the job has touched since by any of their names.
-    touched_files: &'a HashSet<(u64, u64)>,
+    /// Device and inode of the files that the job has changed since by any of their names.
+    written_files: &'a HashSet<(u64, u64)>,
     /// Reason why changes may be missing.
     gap: Option<&'a str>,
 }
@@ -107,7 +107,7 @@ impl Comparison<'_> {
         };
         let by_another_name = || {
             let is_same = |now: &KeptFile| then.is_same_file(now);
-            self.touched_files.contains(&then.identity) && now.is_some_and(is_same)
+            self.written_files.contains(&then.identity) && now.is_some_and(is_same)
         };
         self.since.by_job(path) || then.is_mapped || by_another_name() || by_unrecorded()
     }
@@ -132,18 +132,24 @@ impl Rollback {
         let paths = set.files.keys().map(PathBuf::as_path).chain(changed());
         let links = JobLinks::find(changed(), paths);
         // A path that is in the set may be another file now, and a new path may be another name of a file of the set.
-        let then = changed().filter_map(|path| Some(set.files.get(path)?.identity));
-        let now = changed().filter(|path| !links.lead(path));
+        let written = || {
+            let touches = touched.iter();
+            touches
+                .filter(|(_, touch)| since.has_changed(touch))
+                .map(|(path, _)| *path)
+        };
+        let then = written().filter_map(|path| Some(set.files.get(path)?.identity));
+        let now = written().filter(|path| !links.lead(path));
         let now = now.filter_map(|path| path.symlink_metadata().ok());
         let now = now.map(|found| (found.dev(), found.ino()));
-        let touched_files = then.chain(now).collect();
+        let written_files = then.chain(now).collect();
         let gap = since.gap();
         let comparison = Comparison {
             set,
             since,
             place,
             links: &links,
-            touched_files: &touched_files,
+            written_files: &written_files,
             gap: gap.as_deref(),
         };
         let mut plan = Self::default();

@@ -83,6 +83,13 @@ impl Since<'_> {
             .is_some_and(|(when, image)| *when >= image)
     }
 
+    /// Returns true if the job has changed content or attributes by this path since.
+    #[must_use]
+    pub fn has_changed(&self, touch: &Touch) -> bool {
+        let when = touch.changed.zip(self.image);
+        when.is_some_and(|(when, image)| when >= image)
+    }
+
     /// Returns true if the job had not touched the path before the image.
     #[must_use]
     pub fn is_first(&self, touch: &Touch) -> bool {
