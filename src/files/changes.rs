@@ -313,6 +313,21 @@ mod tests {
         changed.into_iter().map(about).collect()
     }
 
+    /// Compares with an earlier set by the record in `place`, from its beginning.
+    fn found_since(earlier: &Earlier, place: &Path) -> Vec<Changed> {
+        let none = Patterns::new(&[], place).unwrap();
+        changed_since(Look {
+            record: &Record::open(&place.join("record")).unwrap(),
+            earlier,
+            since: 0,
+            so_far: None,
+            open: &OpenUses::new(),
+            included: &none,
+            excluded: &none,
+            scanned: &BTreeSet::new(),
+        })
+    }
+
     #[test]
     fn replaced_bytes_of_the_earlier_image_are_reported() {
         let place = tempfile::tempdir().unwrap();
@@ -338,17 +353,7 @@ mod tests {
         });
         fs::write(path("new"), "new").unwrap();
         append(&path("record"), &changes).unwrap();
-        let none = Patterns::new(&[], place.path()).unwrap();
-        let changed = changed_since(Look {
-            record: &Record::open(&path("record")).unwrap(),
-            earlier: &earlier,
-            since: 0,
-            so_far: None,
-            open: &OpenUses::new(),
-            included: &none,
-            excluded: &none,
-            scanned: &BTreeSet::new(),
-        });
+        let changed = found_since(&earlier, place.path());
         let found = changed.iter().map(|it| (&*it.path, it.earlier_bytes));
         let expected = [(path("a"), 5), (path("new"), 0)];
         assert!(found.eq(expected.iter().map(|(path, bytes)| (&**path, *bytes))));
@@ -367,22 +372,9 @@ mod tests {
             change: JobChange::Created,
         };
         append(&path("record"), &names.map(job)).unwrap();
-        let none = Patterns::new(&[], place.path()).unwrap();
         let found = |earlier: &Earlier| {
-            let changed = changed_since(Look {
-                record: &Record::open(&path("record")).unwrap(),
-                earlier,
-                since: 0,
-                so_far: None,
-                open: &OpenUses::new(),
-                included: &none,
-                excluded: &none,
-                scanned: &BTreeSet::new(),
-            });
-            changed
-                .into_iter()
-                .map(|it| (it.path, it.file))
-                .collect::<Vec<_>>()
+            let changed = found_since(earlier, place.path()).into_iter();
+            changed.map(|it| (it.path, it.file)).collect::<Vec<_>>()
         };
         let first = found(&Earlier::default());
         let there: Vec<bool> = first.iter().map(|(_, file)| file.is_some()).collect();

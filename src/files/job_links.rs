@@ -8,7 +8,7 @@ use std::collections::HashSet;
 use std::path::Path;
 
 /// The job's links on the way to its files.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct JobLinks<'a>(HashSet<&'a Path>);
 
 impl<'a> JobLinks<'a> {

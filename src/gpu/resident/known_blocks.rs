@@ -6,8 +6,8 @@
 //! lane: fingerprints of a part ┴▶ the same: chunks of the newest image, by their names    changed: copied
 //!                              └▶ kept with the new image, once it is committed
 //! ```
-//! When memory is filled from an image, fingerprints are computed anew, so that also the first image of another supervisor
-//! copies the changes only. What they are compared with need not be the state that the job continued from, because equal
+//! After a fill from an image, the GPU computes the fingerprints again. So the first image of another supervisor copies the
+//! changes only, too. What they are compared with need not be the state that the job continued from, because equal
 //! fingerprints mean equal bytes.
 //!
 //! Images store the fingerprints of their snapshot with the keys (`image_fingerprints.rs`). At a restore they show that the
