@@ -2,13 +2,13 @@
     unsafe_code,
     reason = "fanotify and file handles have no safe interface"
 )]
-//! A fanotify group that reports changes by folder and name, and the resolution of a folder's handle to its path.
+//! A fanotify group that reports changes by folder, name and file, and the resolution of file handles.
 //!
-//! The format of events is that of fanotify(7): metadata, then records, each with a file handle and a name.
+//! The format of events is that of fanotify(7): metadata, then records, each with a file handle and perhaps a name.
 
 use std::collections::{HashMap, HashSet};
-use std::ffi::{CString, OsStr, OsString};
-use std::fs::{self, File};
+use std::ffi::{CString, OsString};
+use std::fs::{self, File, Metadata};
 use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -63,6 +63,9 @@ pub(super) enum Change {
     Gone,
 }
 
+/// File system and file handle of a file or folder.
+pub(super) type FileKey = (FilesystemId, Vec<u8>);
+
 /// A change of one name.
 #[derive(Clone, Debug)]
 pub(super) struct Event {
@@ -72,12 +75,23 @@ pub(super) struct Event {
     pub is_folder: bool,
     pub folder: PathBuf,
     pub name: OsString,
+    /// The file that had the name; `None` on kernels before 5.17.
+    pub file: Option<FileKey>,
+}
+
+/// A change of a file by a process of the job, with a name in a folder that has gone or has no path here.
+#[derive(Clone, Debug)]
+pub(super) struct Nameless {
+    pub pid: i32,
+    pub change: Change,
+    pub file: FileKey,
 }
 
 /// Result of one read.
 #[derive(Debug, Default)]
 pub(super) struct Batch {
     pub events: Vec<Event>,
+    pub nameless: Vec<Nameless>,
     /// Reason for missing events: the kernel dropped some, or one could not be resolved.
     pub lost: Option<String>,
 }
@@ -88,9 +102,9 @@ pub(super) struct Group {
     fanotify: File,
     filesystems: HashMap<FilesystemId, Vec<PathBuf>>,
     /// Cached paths of folders by file system and handle. The rename of a folder empties it.
-    folders: HashMap<(FilesystemId, Vec<u8>), PathBuf>,
+    folders: HashMap<FileKey, PathBuf>,
     /// Folders in which changes by other programs are reported.
-    known: HashSet<(FilesystemId, Vec<u8>)>,
+    known: HashSet<FileKey>,
     buffer: Vec<u8>,
 }
 
@@ -101,16 +115,22 @@ impl Group {
         let flags = libc::FAN_CLASS_NOTIF
             | libc::FAN_CLOEXEC
             | libc::FAN_NONBLOCK
-            | libc::FAN_REPORT_DFID_NAME
             | libc::FAN_UNLIMITED_QUEUE
             | libc::FAN_UNLIMITED_MARKS;
-        // SAFETY: a system call with two numbers; the descriptor is ours.
-        let fanotify = unsafe {
-            let descriptor = Errno::result(libc::fanotify_init(flags, libc::O_RDONLY as u32))?;
-            File::from_raw_fd(descriptor)
+        let init = |flags| {
+            // SAFETY: a system call with two numbers; the descriptor is ours.
+            unsafe {
+                let descriptor = libc::fanotify_init(flags, libc::O_RDONLY as u32);
+                Ok::<_, Errno>(File::from_raw_fd(Errno::result(descriptor)?))
+            }
+        };
+        let fanotify = match init(flags | libc::FAN_REPORT_DFID_NAME_TARGET) {
+            // Kernels before 5.17 do not report the file.
+            Err(Errno::EINVAL) => init(flags | libc::FAN_REPORT_DFID_NAME),
+            other => other,
         };
         Ok(Self {
-            fanotify,
+            fanotify: fanotify?,
             filesystems: HashMap::new(),
             folders: HashMap::new(),
             known: HashSet::new(),
@@ -176,6 +196,7 @@ impl Group {
             return;
         }
         let mut records = &event[HEAD_BYTES..];
+        let (mut named, mut file) = (None, None);
         while records.len() >= RECORD_BYTES {
             let (kind, len) = (
                 records[0],
@@ -186,46 +207,53 @@ impl Group {
             }
             let (record, rest) = records.split_at(len);
             records = rest;
-            if kind == libc::FAN_EVENT_INFO_TYPE_DFID_NAME {
-                // Changes by other programs matter only in the job's folders. On a busy machine, they are the majority.
-                if pid == OUTSIDE && !self.is_known(record) {
-                    continue;
-                }
-                match self.named(record) {
-                    Err(error) if is_gone(&error) => {}
-                    // The folder has no path in the sandbox: another mount covers it, or it belongs to a layer of an
-                    // overlay, whose file system cannot be watched.
-                    Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                    Err(error) => {
-                        batch.lost = Some(format!("cannot find the folder of a change: {error}"));
-                    }
-                    Ok((folder, name)) => self.add(mask, pid, &folder, &name, batch),
-                }
+            match kind {
+                libc::FAN_EVENT_INFO_TYPE_DFID_NAME => named = Some(record),
+                libc::FAN_EVENT_INFO_TYPE_FID => file = Some(record),
+                _ => {}
             }
         }
-    }
-
-    fn add(&mut self, mask: u64, pid: i32, folder: &Path, name: &OsStr, batch: &mut Batch) {
-        let is_folder = mask & libc::FAN_ONDIR != 0;
-        if is_folder && mask & (libc::FAN_MOVED_FROM | libc::FAN_MOVED_TO | libc::FAN_DELETE) != 0 {
-            self.folders.clear();
+        // An event without a name reports the number of a file's names.
+        let Some(named) = named else { return };
+        // Changes by other programs matter only in the job's folders. On a busy machine, they are the majority.
+        if pid == OUTSIDE && !self.is_known(named) {
+            return;
         }
-        // The kernel merges events of one name and process. This order is always possible.
-        let changes = [
-            (libc::FAN_CREATE, Change::Created),
-            (libc::FAN_MOVED_TO, Change::MovedTo),
-            (libc::FAN_MODIFY | libc::FAN_ATTRIB, Change::Changed),
-            (libc::FAN_CLOSE_WRITE, Change::Closed),
-            (libc::FAN_MOVED_FROM | libc::FAN_DELETE, Change::Gone),
-        ];
-        for (_, change) in changes.into_iter().filter(|(bits, _)| mask & bits != 0) {
-            batch.events.push(Event {
-                pid,
-                change,
-                is_folder,
-                folder: folder.to_owned(),
-                name: name.to_owned(),
-            });
+        let is_folder = mask & libc::FAN_ONDIR != 0;
+        let file = file.filter(|_| !is_folder);
+        let file = file.and_then(|record| split(record).ok());
+        let file = file.map(|(id, handle, _)| (id, handle.to_vec()));
+        match self.named(named) {
+            // The folder was removed, or it has no path in the sandbox: another mount covers it, or it belongs to a layer
+            // of an overlay, whose file system cannot be watched.
+            Err(error) if is_gone(&error) || error.kind() == io::ErrorKind::NotFound => {
+                if let Some(file) = file.filter(|_| pid != OUTSIDE) {
+                    let nameless = changes(mask).map(|change| Nameless {
+                        pid,
+                        change,
+                        file: file.clone(),
+                    });
+                    batch.nameless.extend(nameless);
+                }
+            }
+            Err(error) => {
+                batch.lost = Some(format!("cannot find the folder of a change: {error}"));
+            }
+            Ok((folder, name)) => {
+                let renames = libc::FAN_MOVED_FROM | libc::FAN_MOVED_TO | libc::FAN_DELETE;
+                if is_folder && mask & renames != 0 {
+                    self.folders.clear();
+                }
+                let events = changes(mask).map(|change| Event {
+                    pid,
+                    change,
+                    is_folder,
+                    folder: folder.clone(),
+                    name: name.clone(),
+                    file: file.clone(),
+                });
+                batch.events.extend(events);
+            }
         }
     }
 
@@ -260,12 +288,37 @@ impl Group {
         self.folders.insert(key, folder.clone());
         Ok((folder, name))
     }
+
+    /// Returns the metadata of a file that still exists.
+    pub fn metadata(&self, (id, handle): &FileKey) -> Option<Metadata> {
+        let mut roots = self.filesystems.get(id).into_iter().flatten();
+        roots.find_map(|root| {
+            let file = open_below(root, *id, handle).ok()?;
+            File::from(file).metadata().ok()
+        })
+    }
 }
 
 impl AsFd for Group {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fanotify.as_fd()
     }
+}
+
+/// Returns the changes of an event. The kernel merges the events of one name, file and process. This order is always
+/// possible.
+fn changes(mask: u64) -> impl Iterator<Item = Change> {
+    let changes = [
+        (libc::FAN_CREATE, Change::Created),
+        (libc::FAN_MOVED_TO, Change::MovedTo),
+        (libc::FAN_MODIFY | libc::FAN_ATTRIB, Change::Changed),
+        (libc::FAN_CLOSE_WRITE, Change::Closed),
+        (libc::FAN_MOVED_FROM | libc::FAN_DELETE, Change::Gone),
+    ];
+    let present = changes
+        .into_iter()
+        .filter(move |(bits, _)| mask & bits != 0);
+    present.map(|(_, change)| change)
 }
 
 /// Returns true if changes on the path's file system can be watched.
@@ -334,29 +387,26 @@ fn filesystem_id(root: &File) -> io::Result<FilesystemId> {
     Ok(unsafe { std::mem::transmute::<libc::fsid_t, FilesystemId>(id) })
 }
 
-/// Returns the path of a folder on a file system that is mounted at `root`.
-fn path_below(root: &Path, id: FilesystemId, handle: &[u8]) -> io::Result<PathBuf> {
+/// Opens a file or folder of a file system that is mounted at `root`, by its handle, without access to its content.
+fn open_below(root: &Path, id: FilesystemId, handle: &[u8]) -> io::Result<OwnedFd> {
     let root = File::open(root)?;
     if filesystem_id(&root)? != id {
         return Err(io::ErrorKind::NotFound.into());
     }
-    path_of(root.as_fd(), handle)
-}
-
-/// Opens a folder by its handle and returns its current path.
-fn path_of(root: BorrowedFd<'_>, handle: &[u8]) -> io::Result<PathBuf> {
     let mut copy = Handle([0; HANDLE_BYTES + HANDLE_BYTES_MAX]);
     copy.0[..handle.len()].copy_from_slice(handle);
+    let flags = libc::O_PATH | libc::O_CLOEXEC;
     // SAFETY: the handle has the length that it names, and outlives the call; the descriptor is ours.
-    let folder = unsafe {
-        let flags = libc::O_PATH | libc::O_CLOEXEC;
-        let descriptor = Errno::result(libc::open_by_handle_at(
-            root.as_raw_fd(),
-            std::ptr::from_mut(&mut copy).cast(),
-            flags,
-        ))?;
-        OwnedFd::from_raw_fd(descriptor)
-    };
+    unsafe {
+        let handle = std::ptr::from_mut(&mut copy).cast();
+        let descriptor = libc::open_by_handle_at(root.as_raw_fd(), handle, flags);
+        Ok(OwnedFd::from_raw_fd(Errno::result(descriptor)?))
+    }
+}
+
+/// Returns the current path of a folder of a file system that is mounted at `root`.
+fn path_below(root: &Path, id: FilesystemId, handle: &[u8]) -> io::Result<PathBuf> {
+    let folder = open_below(root, id, handle)?;
     let descriptor = format!("/proc/self/fd/{}", folder.as_raw_fd());
     let about = |path: &Path| fs::metadata(path).map(|found| (found.dev(), found.ino()));
     let folder = about(Path::new(&descriptor))?;

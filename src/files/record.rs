@@ -50,6 +50,8 @@ pub struct Record {
     now: usize,
     images: HashMap<u64, usize>,
     touched: BTreeMap<PathBuf, Touch>,
+    /// Times of the last changes of files that have or had several names, by device and inode.
+    changed_files: HashMap<(u64, u64), usize>,
     others: HashMap<PathBuf, usize>,
     created_by_others: HashMap<PathBuf, usize>,
     names: HashMap<PathBuf, HashSet<OsString>>,
@@ -161,6 +163,9 @@ impl Record {
                 self.touch_as(path, |_, _| is_jobs_own);
             }
             Line::Job { path, change } => self.job(path, change),
+            Line::File { device, inode } => {
+                self.changed_files.insert((device, inode), self.now);
+            }
             Line::Other { path, created } => {
                 if created {
                     self.created_by_others.insert(path.clone(), self.now);

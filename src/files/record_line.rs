@@ -30,6 +30,8 @@ pub(super) enum Line {
         path: PathBuf,
         change: JobChange,
     },
+    /// The job changed the content or attributes of this file, which has other names or lost the one of the change.
+    File { device: u64, inode: u64 },
     /// Another program changed a path in a folder in which the job has changed something.
     Other {
         #[serde(with = "path_text")]

@@ -30,7 +30,7 @@ pub struct Rollback {
     pub(super) put_back: Vec<(PathBuf, KeptFile)>,
     /// Append-only files with changed attributes. Their content is rolled back by `job::rewind`.
     pub(super) appended: Vec<(PathBuf, KeptFile)>,
-    /// Files with several names of which one is unchanged, by device and inode at the snapshot.
+    /// Files with several names of which one stays as it is, by device and inode at the snapshot.
     pub(super) siblings: HashMap<(u64, u64), PathBuf>,
     /// Files that stay different from the snapshot.
     pub lost: Vec<Lost>,
@@ -105,10 +105,8 @@ impl Comparison<'_> {
             Writer::Included => true,
             Writer::Job | Writer::Unknown => self.place.included.matches(path),
         };
-        let by_another_name = || {
-            let is_same = |now: &KeptFile| then.is_same_file(now);
-            self.written_files.contains(&then.identity) && now.is_some_and(is_same)
-        };
+        // A file that an earlier restore has created is another one than in the set.
+        let by_another_name = || now.is_some_and(|now| self.written_files.contains(&now.identity));
         self.since.by_job(path) || then.is_mapped || by_another_name() || by_unrecorded()
     }
 }
@@ -142,7 +140,7 @@ impl Rollback {
         let now = written().filter(|path| !links.lead(path));
         let now = now.filter_map(|path| path.symlink_metadata().ok());
         let now = now.map(|found| (found.dev(), found.ino()));
-        let written_files = then.chain(now).collect();
+        let written_files = then.chain(now).chain(since.changed_files()).collect();
         let gap = since.gap();
         let comparison = Comparison {
             set,
@@ -188,7 +186,7 @@ impl Rollback {
             plan.add_unrecorded(comparison)?;
         }
         plan.find_renamed(comparison);
-        plan.find_siblings(set);
+        plan.find_siblings(comparison);
         plan.add_parents(set);
         plan.aside.sort();
         plan.aside.dedup();
@@ -412,16 +410,26 @@ impl Rollback {
         self.put_back.sort_by(|left, right| left.0.cmp(&right.0));
     }
 
-    /// Finds unchanged names of files of which another name is restored.
-    fn find_siblings(&mut self, set: &KeptFiles) {
+    /// Finds names that stay as they are, of files of which another name is restored. A name of a file that the job has
+    /// changed, which is excluded or lost, is not one, nor is the name of another program's new file.
+    fn find_siblings(&mut self, comparison: Comparison<'_>) {
         let put_back = self.put_back.iter();
         let planned: HashMap<&Path, (u64, u64)> = put_back
             .filter(|(_, file)| matches!(file.kind, Kind::File { .. }))
             .map(|(path, file)| (path.as_path(), file.identity))
             .collect();
         let wanted: HashSet<(u64, u64)> = planned.values().copied().collect();
-        let stay = set.files.iter().filter(|(path, file)| {
-            wanted.contains(&file.identity) && !planned.contains_key(path.as_path())
+        let stays = |path: &Path, file: &KeptFile| {
+            let now = comparison.now(path).filter(|now| file.is_same_file(now));
+            now.is_some_and(|now| {
+                file.has_same_content(&now) || !comparison.written_files.contains(&now.identity)
+            })
+        };
+        let files = comparison.set.files.iter();
+        let stay = files.filter(|(path, file)| {
+            let is_wanted =
+                wanted.contains(&file.identity) && !planned.contains_key(path.as_path());
+            is_wanted && stays(path, file)
         });
         let siblings = stay.map(|(path, file)| (file.identity, path.clone()));
         self.siblings = siblings.collect();

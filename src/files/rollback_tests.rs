@@ -1,177 +1,20 @@
 //! Tests of rollbacks in a real folder without CRIU. The tests write the record themselves.
 
 use std::cell::Cell;
-use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
-use std::io::{self, Write};
-use std::os::unix::fs::{MetadataExt, symlink};
+use std::io;
+use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 
-use tempfile::TempDir;
-
-use super::file_set::{Content, KeptFile, KeptFiles, Kind, Unkept, Writer};
+use super::file_set::{Content, KeptFile, Unkept, Writer};
 use super::held::Held;
-use super::lost::{Lost, OnLost, RollbackError, Why};
+use super::lost::{Lost, OnLost, Why};
 use super::patterns::Patterns;
-use super::put_back::{Done, Sources};
-use super::record::Record;
 use super::record_line::{JobChange, Line, append};
-use super::rollback::{Place, Rollback};
+use scene::{IMAGE, Scene};
 
-/// Number of the image in these tests.
-const IMAGE: u64 = 1;
-
-/// A job's folder, a store, and the job's files at the snapshot.
-struct Scene {
-    folder: TempDir,
-    contents: BTreeMap<String, Vec<u8>>,
-    set: KeptFiles,
-}
-
-impl Scene {
-    /// Creates a scene in which a job has created these files, all of them in the image.
-    fn new(files: &[(&str, &str)]) -> Self {
-        let folder = tempfile::tempdir_in("/var/tmp").unwrap();
-        fs::create_dir(folder.path().join("store")).unwrap();
-        fs::create_dir(folder.path().join("work")).unwrap();
-        let scene = Self {
-            folder,
-            contents: BTreeMap::new(),
-            set: KeptFiles::default(),
-        };
-        for (name, text) in files {
-            let path = scene.path(name);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, text).unwrap();
-        }
-        scene
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join("work").join(name)
-    }
-
-    fn record(&self) -> PathBuf {
-        self.folder.path().join("store/record")
-    }
-
-    /// Adds all files in the folder to the set.
-    fn snapshot(&mut self) {
-        let work = self.path("");
-        for path in super::folder_scan::everything_in(&work).unwrap() {
-            let mut file = KeptFile::of(&path).unwrap();
-            if let Kind::File { content, .. } = &mut file.kind {
-                let stream = path.display().to_string();
-                self.contents
-                    .insert(stream.clone(), fs::read(&path).unwrap());
-                *content = Content::Kept { stream, offset: 0 };
-            }
-            self.set.files.insert(path, file);
-        }
-        // Files with this timestamp count as changed.
-        self.set.frozen_ns = crate::clock::unix_ns();
-        let boot = String::new();
-        let entries = fs::read_dir(&work).unwrap();
-        let names = Line::Names {
-            names: entries.map(|entry| entry.unwrap().file_name()).collect(),
-            folder: self.path("."),
-        };
-        let lines = [Line::Begin { boot }, names, Line::Image { id: IMAGE }];
-        append(&self.record(), &lines).unwrap();
-    }
-
-    fn content_of(&mut self, name: &str, content: Content) {
-        let file = self.set.files.get_mut(&self.path(name)).unwrap();
-        let Kind::File { content: known, .. } = &mut file.kind else {
-            panic!("{name} is not a file");
-        };
-        *known = content;
-    }
-
-    /// Records changes by the job, and the end of the watcher.
-    fn changed(&self, changes: &[(&str, JobChange)]) {
-        let line = |(name, change): &(&str, JobChange)| Line::Job {
-            path: self.path(name),
-            change: *change,
-        };
-        let mut lines: Vec<Line> = changes.iter().map(line).collect();
-        lines.push(Line::End);
-        append(&self.record(), &lines).unwrap();
-    }
-
-    fn plan(&self, on_lost: OnLost) -> Result<Rollback, RollbackError> {
-        self.plan_without(&Patterns::default(), on_lost)
-    }
-
-    fn plan_without(
-        &self,
-        excluded: &Patterns,
-        on_lost: OnLost,
-    ) -> Result<Rollback, RollbackError> {
-        let record = Record::open(&self.record()).unwrap();
-        let open = self.path("open");
-        let place = Place {
-            folder: &self.path(""),
-            ours: &[],
-            open: &BTreeSet::from([open.as_path()]),
-            held: &Held::of(&self.folder.path().join("store")),
-            included: &Patterns::default(),
-            excluded,
-            on_lost,
-            is_elsewhere: false,
-        };
-        Rollback::plan(&self.set, record.since(IMAGE), place)
-    }
-
-    fn execute(
-        &self,
-        plan: &Rollback,
-        before_step: &dyn Fn() -> io::Result<()>,
-    ) -> Result<Done, RollbackError> {
-        let store = self.folder.path().join("store");
-        plan.execute(&Sources {
-            record: &self.record(),
-            aside: &store.join("aside"),
-            held: &Held::of(&store),
-            content: |stream: &str, offset, size, target: &mut dyn Write| {
-                let end = usize::try_from(offset + size).unwrap();
-                let start = usize::try_from(offset).unwrap();
-                target.write_all(&self.contents[stream][start..end])
-            },
-            before_step,
-        })
-    }
-
-    fn lost(&self) -> Vec<Lost> {
-        match self.plan(OnLost::Refuse) {
-            Err(RollbackError::Lost { lost, .. }) => lost,
-            other => panic!("{other:?}"),
-        }
-    }
-
-    /// Describes the job's folder, without inodes and their times.
-    fn tree(&self) -> Vec<String> {
-        let mut inodes = Vec::new();
-        let mut paths = super::folder_scan::everything_in(&self.path("")).unwrap();
-        paths.sort();
-        let describe = |path: &PathBuf| {
-            let found = path.symlink_metadata().unwrap();
-            let content = if found.is_file() {
-                format!("{:?}", fs::read(path).unwrap())
-            } else {
-                format!("{:?}", fs::read_link(path).ok())
-            };
-            let known = inodes.iter().position(|inode| *inode == found.ino());
-            let number = known.unwrap_or(inodes.len());
-            if known.is_none() {
-                inodes.push(found.ino());
-            }
-            let modified = found.mtime_nsec() + found.mtime() * 1_000_000_000;
-            format!("{path:?} {:o} {number} {modified} {content}", found.mode())
-        };
-        paths.iter().map(describe).collect()
-    }
-}
+mod scene;
+mod several_names;
 
 /// A job's folder with every kind of file that a rollback handles, changed in every way.
 fn changed_everywhere() -> (Scene, Vec<String>) {
@@ -323,28 +166,6 @@ fn a_rollback_stopped_at_any_step_is_completed_by_the_next() {
             }
         }
     }
-}
-
-#[test]
-fn a_file_that_was_changed_by_another_name_is_restored() {
-    let mut scene = Scene::new(&[("one", "of two names"), ("single", "then")]);
-    fs::hard_link(scene.path("one"), scene.path("two")).unwrap();
-    scene.snapshot();
-    scene.set.frozen_ns += 1_000_000_000;
-    let tree = scene.tree();
-    fs::write(scene.path("two"), "changed").unwrap();
-    fs::remove_file(scene.path("two")).unwrap();
-    fs::hard_link(scene.path("single"), scene.path("new")).unwrap();
-    fs::write(scene.path("new"), "now").unwrap();
-    scene.changed(&[
-        ("two", JobChange::Changed),
-        ("two", JobChange::Gone),
-        ("new", JobChange::Created),
-        ("new", JobChange::Changed),
-    ]);
-    let plan = scene.plan(OnLost::Refuse).unwrap();
-    scene.execute(&plan, &|| Ok(())).unwrap();
-    assert_eq!(scene.tree(), tree);
 }
 
 #[test]

@@ -7,10 +7,11 @@
 
 use std::collections::{HashSet, VecDeque};
 use std::ffi::OsString;
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, FromRawFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -20,8 +21,8 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::SigSet;
 
-use super::fanotify::{Batch, Change, Event, Group};
-use super::file_set::{TICK_NS, changed_ns, is_in_memory, modified_ns};
+use super::fanotify::{Batch, Change, Event, FileKey, Group};
+use super::file_set::{TICK_NS, born_ns, changed_ns, is_in_memory, modified_ns};
 use super::folder_scan::everything_in;
 use super::marker::{DONE, MARK_BYTES, Mark};
 use super::marks::watch_all;
@@ -43,6 +44,8 @@ const KILLED: &str = "the process that watches the job's files was killed";
 const DRAIN_READS_MAX: usize = 10_000;
 /// Limit on the listed entries of the working folder before the job starts.
 const LISTED_MAX: usize = 50_000;
+/// Limit on the files that are known to be recorded.
+const FILES_MAX: usize = 65_536;
 /// Prefixes of names that CRIU creates and removes beside the job's files and in `/tmp`.
 const CRIU_PREFIXES: [&[u8]; 2] = [b"link_remap.", b".criu."];
 
@@ -133,6 +136,8 @@ struct Watcher {
     written: HashSet<(PathBuf, Option<JobChange>)>,
     /// Changes recorded before the last mark, since the last image.
     earlier: HashSet<(PathBuf, Option<JobChange>)>,
+    /// Files that the job has changed since the last mark, as far as they were seen.
+    files: HashSet<FileKey>,
     /// Folders in which the job has changed something.
     folders: HashSet<PathBuf>,
     passing: Passing,
@@ -155,6 +160,7 @@ impl Watcher {
             ours,
             written: HashSet::new(),
             earlier: HashSet::new(),
+            files: HashSet::new(),
             folders: HashSet::new(),
             passing: Passing::default(),
             since_ns: clock::unix_ns() - TICK_NS,
@@ -286,6 +292,7 @@ impl Watcher {
         // The job may be frozen until this answer, and the lists are long.
         let answered = (&*socket).write_all(&[DONE]);
         self.earlier.extend(self.written.drain());
+        self.files.clear();
         if mark == Mark::Frozen {
             self.earlier.clear();
             self.since_ns = now_ns - TICK_NS;
@@ -299,6 +306,11 @@ impl Watcher {
     fn take(&mut self, batch: Batch, log: &mut Log) {
         for event in batch.events {
             self.take_event(&event, log);
+        }
+        for nameless in batch.nameless {
+            if nameless.pid != INIT {
+                self.change_file(&nameless.file, nameless.change, None, log);
+            }
         }
         if let Some(reason) = batch.lost {
             log.add(&Line::Gap { reason });
@@ -330,7 +342,13 @@ impl Watcher {
             }
             return;
         }
-        if event.change == Change::Closed && !self.has_changed(&path) {
+        let is_changed = if let Some(file) = &event.file {
+            self.change_file(file, event.change, Some(&path), log)
+        } else {
+            let found = path.symlink_metadata();
+            found.is_ok_and(|found| self.has_changed(&found, Some(&event.folder)))
+        };
+        if event.change == Change::Closed && !is_changed {
             return;
         }
         if !self.folders.contains(&event.folder) {
@@ -387,13 +405,48 @@ impl Watcher {
         }
     }
 
-    /// Returns true if a closed file may have changed since the last image. Writes through a mapping cause no event.
-    fn has_changed(&self, path: &Path) -> bool {
-        let Ok(found) = path.symlink_metadata() else {
-            return false;
+    /// Records a file that the job has changed by a path, unless the path is its only name: others are files of the set
+    /// even if this one is removed. Returns false if the file exists and was not changed.
+    fn change_file(
+        &mut self,
+        file: &FileKey,
+        change: Change,
+        path: Option<&Path>,
+        log: &mut Log,
+    ) -> bool {
+        if !matches!(change, Change::Changed | Change::Closed) || self.files.contains(file) {
+            return true;
+        }
+        let Some(found) = self.group.metadata(file) else {
+            return change == Change::Changed;
         };
+        if change == Change::Closed && !self.has_changed(&found, path.and_then(Path::parent)) {
+            return false;
+        }
+        if self.files.len() >= FILES_MAX {
+            self.files.clear();
+        }
+        self.files.insert(file.clone());
+        let identity = |found: &Metadata| (found.dev(), found.ino());
+        let is_at = |path: &Path| {
+            let there = path.symlink_metadata();
+            there.is_ok_and(|there| identity(&there) == identity(&found))
+        };
+        let is_only = found.nlink() == 0 || found.nlink() == 1 && path.is_some_and(is_at);
+        // No image has a file that was created after it.
+        let is_new = born_ns(&found) >= self.since_ns + TICK_NS;
+        if !is_only && !is_new {
+            let (device, inode) = identity(&found);
+            log.add(&Line::File { device, inode });
+        }
+        true
+    }
+
+    /// Returns true if a closed file may have changed since the last image. Writes through a mapping cause no event.
+    fn has_changed(&self, found: &Metadata, folder: Option<&Path>) -> bool {
         // Writes through a mapping do not change the times of a file in memory.
-        is_in_memory(path) || changed_ns(&found).max(modified_ns(&found)) >= self.since_ns
+        folder.is_none_or(is_in_memory)
+            || changed_ns(found).max(modified_ns(found)) >= self.since_ns
     }
 }
 

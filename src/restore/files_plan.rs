@@ -166,7 +166,7 @@ impl Kept {
         })?;
         if self.has_come {
             let id = self.id.number();
-            let noted = context.files.begin_from(id);
+            let noted = context.files.begin_from(id, &self.set);
             noted.map_err(RestoreError::Prepare)?;
         }
         Ok(done)

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use super::changes::{Changed, Earlier, Look, OpenUses, SoFar, changed_since, gap_since, time_of};
 use super::fanotify::can_watch;
-use super::file_set::{Kept, KeptFile, KeptFiles, TICK_NS};
+use super::file_set::{Kept, KeptFile, KeptFiles, TICK_NS, Writer};
 use super::folder_scan::{Scan, folders_of};
 use super::held::Held;
 use super::lost::{OnLost, RollbackError};
@@ -431,14 +431,22 @@ impl JobFiles {
     ///
     /// # Errors
     /// The record cannot be written.
-    pub fn begin_from(&self, id: u64) -> io::Result<()> {
+    pub fn begin_from(&self, id: u64, set: &KeptFiles) -> io::Result<()> {
         let state = locked(&self.state);
         if state.record.has(id) {
             return Ok(());
         }
         let boot = clock::boot().to_owned();
-        let lines = [Line::Begin { boot }, Line::Image { id }, Line::End];
-        append(state.record.path(), &lines)
+        // Files that were not restored, as they are equal, are the job's too: it may rename their folder.
+        let of_job = set.files.iter();
+        let of_job = of_job.filter(|(_, file)| file.writer == Writer::Job);
+        let touched = of_job.map(|(path, _)| Line::Touched {
+            path: path.clone(),
+            is_jobs_own: false,
+        });
+        let begin = [Line::Begin { boot }].into_iter();
+        let lines = begin.chain(touched).chain([Line::Image { id }, Line::End]);
+        append(state.record.path(), &lines.collect::<Vec<_>>())
     }
 
     /// Returns the store and the work folder, which contain no files of the job.

@@ -2,6 +2,7 @@
 
 use super::super::changes::OpenUse;
 use super::super::file_set::{Content, Kind};
+use super::super::record_line::JobChange;
 use super::*;
 
 fn open(top: &Path) -> JobFiles {
@@ -94,7 +95,51 @@ fn an_image_of_another_machine_replaces_what_is_there() {
     assert!(plan.aside.is_empty());
 
     // From now on the job runs here, and a file without a record is not its own.
-    files.begin_from(3).unwrap();
+    files.begin_from(3, &set).unwrap();
     let plan = files.plan(3, &set, &BTreeSet::new(), true).unwrap();
     assert!(plan.put_back.is_empty() && plan.aside.is_empty());
+}
+
+/// Here: the run continues from the remote store where its files still are, so that none is restored.
+#[test]
+fn an_equal_file_of_another_machine_is_the_jobs() {
+    let place = tempfile::tempdir().unwrap();
+    let top = place.path().canonicalize().unwrap();
+    for folder in ["store", "work", "job/data"] {
+        std::fs::create_dir_all(top.join(folder)).unwrap();
+    }
+    let [data, old] = ["data", "old"].map(|name| top.join("job").join(name));
+    let path = data.join("file");
+    std::fs::write(&path, "x").unwrap();
+    let kept = [&data, &path].map(|path| {
+        let mut file = KeptFile::of(path).unwrap();
+        file.writer = Writer::Job;
+        if let Kind::File { content, .. } = &mut file.kind {
+            let (stream, offset) = ("file".to_owned(), 0);
+            *content = Content::Kept { stream, offset };
+        }
+        (path.clone(), file)
+    });
+    let set = KeptFiles {
+        frozen_ns: kept[1].1.changed_ns + TICK_NS + 1,
+        files: kept.into(),
+    };
+    let files = open(&top);
+    let put_back = || {
+        let plan = files.plan(3, &set, &BTreeSet::new(), true).unwrap();
+        plan.put_back
+            .into_iter()
+            .map(|(path, _)| path)
+            .collect::<Vec<_>>()
+    };
+    assert!(put_back().is_empty());
+    files.begin_from(3, &set).unwrap();
+    std::fs::rename(&data, &old).unwrap();
+    let renamed = [
+        (data.clone(), JobChange::FolderGone),
+        (old, JobChange::MovedTo),
+    ];
+    let lines = renamed.map(|(path, change)| Line::Job { path, change });
+    append(&files.record_path(), &lines).unwrap();
+    assert_eq!(put_back(), [data, path]);
 }

@@ -98,6 +98,10 @@ impl Record {
             }
             parts[first].push(line);
         }
+        for ((device, inode), time) in &self.changed_files {
+            let (device, inode) = (*device, *inode);
+            parts[count_at(*time)].push(Line::File { device, inode });
+        }
         for (times, created) in [(&self.created_by_others, true), (&self.others, false)] {
             for (path, time) in times {
                 let path = path.clone();
@@ -190,6 +194,10 @@ mod tests {
             // A failed image, and the next attempt at it.
             Line::Image { id: 3 },
             job("/w/a", JobChange::Changed),
+            Line::File {
+                device: 1,
+                inode: 2,
+            },
             other("/w/theirs", false),
             Line::Image { id: 3 },
             job("/w/c", JobChange::MovedTo),
@@ -214,7 +222,8 @@ mod tests {
                 )
             });
             let nfs = since.unwatched_mount(Path::new("/nfs/a")).is_some();
-            (since.gap(), touched, by, since.may_miss(5), nfs)
+            let files: Vec<_> = since.changed_files().collect();
+            (since.gap(), touched, by, since.may_miss(5), nfs, files)
         };
         let all = [1, 2, 3, 4, 5].map(of).into_iter();
         all.map(|it| (it, record.watching, record.boot.clone()))

@@ -67,6 +67,14 @@ impl Since<'_> {
             .is_some_and(|(touch, image)| touch.last >= image)
     }
 
+    /// Returns device and inode of files that the job has changed since by one of several names.
+    pub fn changed_files(&self) -> impl Iterator<Item = (u64, u64)> {
+        let image = self.image;
+        let files = self.record.changed_files.iter();
+        let later = files.filter(move |(_, when)| image.is_some_and(|image| **when >= image));
+        later.map(|(identity, _)| *identity)
+    }
+
     /// Returns true if another program has touched the path since.
     #[must_use]
     pub fn by_others(&self, path: &Path) -> bool {

@@ -7,6 +7,7 @@ mod devices;
 mod events;
 mod folder_links;
 mod folders;
+mod hard_links;
 mod mapped_memory;
 mod mounts;
 mod names;

@@ -1,0 +1,77 @@
+//! Files that the job changes by another name (hard link) than the one that they have at the snapshot.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+
+use crate::harness::{ON_REQUEST, Place, apply, as_root, wait_until};
+
+/// Writes a file for each way, and after the order changes it by a name that has gone by the end.
+const JOB: &str = r#"
+import mmap, os, subprocess, sys, time
+def write(name):
+    with open(name, "r+b") as file: file.write(b"new")
+def ways():
+    os.link("remove", "a"); write("a"); os.remove("a")
+    os.link("rename", "b"); write("b"); os.rename("b", "b2"); os.rename("b2", "b3"); os.remove("b3")
+    os.link("replace", "c"); write("c"); open("c.tmp", "wb").write(b"x"); os.replace("c.tmp", "c")
+    os.link("late", "d"); file = open("d", "r+b", buffering=0); os.remove("d"); file.write(b"new"); file.close()
+    os.link("mode", "e"); os.chmod("e", 0o604); os.remove("e")
+    os.link("map", "f"); file = open("f", "r+b"); os.remove("f")
+    mmap.mmap(file.fileno(), 3)[:3] = b"new"; file.close()
+    os.makedirs("g"); os.link("folder", "g/x"); write("g/x"); subprocess.run(["rm", "-r", "g"], check=True)
+names = "remove", "rename", "replace", "late", "mode", "map", "folder", "again"
+for name in names: open(name, "w").write("old")
+time.sleep(0.1) # the files are older than the image
+print("made", flush=True)
+while not os.path.exists("order"): time.sleep(0.005)
+ways()
+if open("order").read() == "first": os.remove("again")
+else: os.link("again", "h"); write("h"); os.remove("h"); os.remove("folder")
+print("changed", flush=True)
+while not os.path.exists("end"): time.sleep(0.005)
+"#;
+
+/// Files of the job.
+const NAMES: [&str; 8] = [
+    "remove", "rename", "replace", "late", "mode", "map", "folder", "again",
+];
+
+#[apply(as_root)]
+fn a_file_changed_by_a_name_that_is_gone_is_restored() {
+    let place = Place::new();
+    fs::write(place.file("job.py"), JOB).unwrap();
+    let mut run = place.start_with(&ON_REQUEST, &["python3", "-u", "job.py"], |run| {
+        run.env("CKPT_RUN_RESTART_BACKOFF", "0s");
+    });
+    place.wait_for("out", "made");
+    let files = || {
+        NAMES.map(|name| {
+            let about = fs::metadata(place.file(name)).ok();
+            let content = fs::read_to_string(place.file(name)).unwrap_or_default();
+            (content, about.map(|about| about.permissions().mode()))
+        })
+    };
+    let kept = files();
+    place.snapshot();
+    // The second restore begins with a file that the first one has created.
+    for order in ["first", "second"] {
+        let restored = || place.text("err").matches("restored image=").count();
+        let before = restored();
+        fs::write(place.file("draft"), order).unwrap();
+        fs::rename(place.file("draft"), place.file("order")).unwrap();
+        place.wait_for("out", "changed");
+        let changed = files()
+            .iter()
+            .filter(|(content, _)| content == "new")
+            .count();
+        assert_eq!(changed, 6);
+        fs::remove_file(place.file("order")).unwrap();
+        run.crash();
+        wait_until("the restore", || restored() > before);
+        assert_eq!(files(), kept, "{}", place.text("err"));
+    }
+    fs::write(place.file("order"), "first").unwrap();
+    place.wait_for("out", "changed");
+    fs::write(place.file("end"), "").unwrap();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+}
