@@ -1,12 +1,39 @@
 //! Description of the files at given paths, for the set of an image.
 
-use std::fs;
+use std::fs::{self, Metadata};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+
+use serde::{Deserialize, Serialize};
 
 use super::attributes;
 use super::file_set::{Content, KeptFile, Kind, Unkept, Writer, born_ns, changed_ns, modified_ns};
 use crate::safe_path::Spot;
+
+/// Identifies a file, whatever its names are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(super) struct FileId {
+    /// Device number; 0 if the file system records creation times, because it may differ after a reboot or mount.
+    device: u64,
+    inode: u64,
+    /// Inode numbers are reused.
+    born_ns: i64,
+}
+
+impl FileId {
+    pub fn new((device, inode): (u64, u64), born_ns: i64) -> Self {
+        let device = if born_ns == 0 { device } else { 0 };
+        Self {
+            device,
+            inode,
+            born_ns,
+        }
+    }
+
+    pub fn of(found: &Metadata) -> Self {
+        Self::new((found.dev(), found.ino()), born_ns(found))
+    }
+}
 
 /// Describes one path after the other. The folder of the last path stays open, because the next path is often in it.
 #[derive(Debug, Default)]

@@ -11,7 +11,7 @@ use nix::sys::statfs::{TMPFS_MAGIC, statfs};
 use serde::{Deserialize, Serialize};
 
 use super::attributes;
-use super::describe::Describer;
+use super::describe::{Describer, FileId};
 use crate::safe_path::Spot;
 use crate::{checked, path_text};
 
@@ -155,9 +155,7 @@ impl KeptFile {
         let spot = Spot::of(path)?;
         let file = spot.open(File::options().read(true), 0)?;
         let found = file.metadata()?;
-        let is_same =
-            (found.dev(), found.ino()) == self.identity && born_ns(&found) == self.born_ns;
-        if found.is_file() && is_same {
+        if found.is_file() && FileId::of(&found) == self.id() {
             Ok(file)
         } else {
             Err(io::ErrorKind::NotFound.into())
@@ -191,7 +189,11 @@ impl KeptFile {
     /// Returns true if both are names of one file, even if its content has changed.
     #[must_use]
     pub fn is_same_file(&self, now: &Self) -> bool {
-        (self.identity, self.born_ns) == (now.identity, now.born_ns)
+        self.id() == now.id()
+    }
+
+    pub(super) fn id(&self) -> FileId {
+        FileId::new(self.identity, self.born_ns)
     }
 
     /// Returns the size in bytes; 0 for folders and links.

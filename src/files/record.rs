@@ -12,6 +12,7 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
+use super::describe::FileId;
 use super::file_set::modified_ns;
 use super::marker;
 use super::record_line::{JobChange, Line, append};
@@ -50,8 +51,8 @@ pub struct Record {
     now: usize,
     images: HashMap<u64, usize>,
     touched: BTreeMap<PathBuf, Touch>,
-    /// Times of the last changes of files that have or had several names, by device and inode.
-    changed_files: HashMap<(u64, u64), usize>,
+    /// Times of the last changes of files that have or had several names, so that one counts for all.
+    changed_files: HashMap<FileId, usize>,
     others: HashMap<PathBuf, usize>,
     created_by_others: HashMap<PathBuf, usize>,
     names: HashMap<PathBuf, HashSet<OsString>>,
@@ -163,8 +164,8 @@ impl Record {
                 self.touch_as(path, |_, _| is_jobs_own);
             }
             Line::Job { path, change } => self.job(path, change),
-            Line::File { device, inode } => {
-                self.changed_files.insert((device, inode), self.now);
+            Line::File { id } => {
+                self.changed_files.insert(id, self.now);
             }
             Line::Other { path, created } => {
                 if created {

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use super::describe::FileId;
 use super::fanotify::Change;
 use crate::path_text;
 
@@ -31,7 +32,7 @@ pub(super) enum Line {
         change: JobChange,
     },
     /// The job changed the content or attributes of this file, which has other names or lost the one of the change.
-    File { device: u64, inode: u64 },
+    File { id: FileId },
     /// Another program changed a path in a folder in which the job has changed something.
     Other {
         #[serde(with = "path_text")]

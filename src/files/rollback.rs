@@ -6,9 +6,9 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::Metadata;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use super::describe::FileId;
 use super::file_set::{Content, KeptFile, KeptFiles, Kind, Writer, born_ns, changed_ns};
 use super::folder_scan::{Scan, folders_of, is_special};
 use super::held::Held;
@@ -30,8 +30,8 @@ pub struct Rollback {
     pub(super) put_back: Vec<(PathBuf, KeptFile)>,
     /// Append-only files with changed attributes. Their content is rolled back by `job::rewind`.
     pub(super) appended: Vec<(PathBuf, KeptFile)>,
-    /// Files with several names of which one stays as it is, by device and inode at the snapshot.
-    pub(super) siblings: HashMap<(u64, u64), PathBuf>,
+    /// Files with several names of which one stays as it is.
+    pub(super) siblings: HashMap<FileId, PathBuf>,
     /// Files that stay different from the snapshot.
     pub lost: Vec<Lost>,
     /// Files of the set that the settings exclude now, so that they are neither compared nor put back.
@@ -67,8 +67,8 @@ struct Comparison<'a> {
     since: Since<'a>,
     place: Place<'a>,
     links: &'a JobLinks<'a>,
-    /// Device and inode of the files that the job has changed since by any of their names.
-    written_files: &'a HashSet<(u64, u64)>,
+    /// Files that the job has changed since by any of their names.
+    written_files: &'a HashSet<FileId>,
     /// Reason why changes may be missing.
     gap: Option<&'a str>,
 }
@@ -106,7 +106,7 @@ impl Comparison<'_> {
             Writer::Job | Writer::Unknown => self.place.included.matches(path),
         };
         // A file that an earlier restore has created is another one than in the set.
-        let by_another_name = || now.is_some_and(|now| self.written_files.contains(&now.identity));
+        let by_another_name = || now.is_some_and(|now| self.written_files.contains(&now.id()));
         self.since.by_job(path) || then.is_mapped || by_another_name() || by_unrecorded()
     }
 }
@@ -136,10 +136,10 @@ impl Rollback {
                 .filter(|(_, touch)| since.has_changed(touch))
                 .map(|(path, _)| *path)
         };
-        let then = written().filter_map(|path| Some(set.files.get(path)?.identity));
+        let then = written().filter_map(|path| Some(set.files.get(path)?.id()));
         let now = written().filter(|path| !links.lead(path));
         let now = now.filter_map(|path| path.symlink_metadata().ok());
-        let now = now.map(|found| (found.dev(), found.ino()));
+        let now = now.map(|found| FileId::of(&found));
         let written_files = then.chain(now).chain(since.changed_files()).collect();
         let gap = since.gap();
         let comparison = Comparison {
@@ -307,7 +307,7 @@ impl Rollback {
         };
         let wanted: HashMap<_, _> = wanted
             .filter(|(path, file)| is_moved(path, file))
-            .map(|(path, file)| ((file.identity, file.born_ns), (path, file)))
+            .map(|(path, file)| (file.id(), (path, file)))
             .collect();
         if wanted.is_empty() {
             return;
@@ -318,7 +318,7 @@ impl Rollback {
             let Some(now) = comparison.now(&from) else {
                 continue;
             };
-            let Some((to, then)) = wanted.get(&(now.identity, now.born_ns)) else {
+            let Some((to, then)) = wanted.get(&now.id()) else {
                 continue;
             };
             let is_whole = then.is_appended() || then.has_same_content(&now);
@@ -414,24 +414,23 @@ impl Rollback {
     /// changed, which is excluded or lost, is not one, nor is the name of another program's new file.
     fn find_siblings(&mut self, comparison: Comparison<'_>) {
         let put_back = self.put_back.iter();
-        let planned: HashMap<&Path, (u64, u64)> = put_back
+        let planned: HashMap<&Path, FileId> = put_back
             .filter(|(_, file)| matches!(file.kind, Kind::File { .. }))
-            .map(|(path, file)| (path.as_path(), file.identity))
+            .map(|(path, file)| (path.as_path(), file.id()))
             .collect();
-        let wanted: HashSet<(u64, u64)> = planned.values().copied().collect();
+        let wanted: HashSet<FileId> = planned.values().copied().collect();
         let stays = |path: &Path, file: &KeptFile| {
             let now = comparison.now(path).filter(|now| file.is_same_file(now));
             now.is_some_and(|now| {
-                file.has_same_content(&now) || !comparison.written_files.contains(&now.identity)
+                file.has_same_content(&now) || !comparison.written_files.contains(&now.id())
             })
         };
         let files = comparison.set.files.iter();
         let stay = files.filter(|(path, file)| {
-            let is_wanted =
-                wanted.contains(&file.identity) && !planned.contains_key(path.as_path());
+            let is_wanted = wanted.contains(&file.id()) && !planned.contains_key(path.as_path());
             is_wanted && stays(path, file)
         });
-        let siblings = stay.map(|(path, file)| (file.identity, path.clone()));
+        let siblings = stay.map(|(path, file)| (file.id(), path.clone()));
         self.siblings = siblings.collect();
     }
 

@@ -21,6 +21,7 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::SigSet;
 
+use super::describe::FileId;
 use super::fanotify::{Batch, Change, Event, FileKey, Group};
 use super::file_set::{TICK_NS, born_ns, changed_ns, is_in_memory, modified_ns};
 use super::folder_scan::everything_in;
@@ -427,17 +428,16 @@ impl Watcher {
             self.files.clear();
         }
         self.files.insert(file.clone());
-        let identity = |found: &Metadata| (found.dev(), found.ino());
+        let id = FileId::of(&found);
         let is_at = |path: &Path| {
             let there = path.symlink_metadata();
-            there.is_ok_and(|there| identity(&there) == identity(&found))
+            there.is_ok_and(|there| FileId::of(&there) == id)
         };
         let is_only = found.nlink() == 0 || found.nlink() == 1 && path.is_some_and(is_at);
         // No image has a file that was created after it.
         let is_new = born_ns(&found) >= self.since_ns + TICK_NS;
         if !is_only && !is_new {
-            let (device, inode) = identity(&found);
-            log.add(&Line::File { device, inode });
+            log.add(&Line::File { id });
         }
         true
     }

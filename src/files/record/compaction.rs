@@ -98,9 +98,8 @@ impl Record {
             }
             parts[first].push(line);
         }
-        for ((device, inode), time) in &self.changed_files {
-            let (device, inode) = (*device, *inode);
-            parts[count_at(*time)].push(Line::File { device, inode });
+        for (id, time) in &self.changed_files {
+            parts[count_at(*time)].push(Line::File { id: *id });
         }
         for (times, created) in [(&self.created_by_others, true), (&self.others, false)] {
             for (path, time) in times {
@@ -149,6 +148,7 @@ impl Record {
 mod tests {
     use std::path::Path;
 
+    use super::super::super::describe::FileId;
     use super::super::super::record_line::{JobChange, append};
     use super::super::Touch;
     use super::*;
@@ -195,8 +195,7 @@ mod tests {
             Line::Image { id: 3 },
             job("/w/a", JobChange::Changed),
             Line::File {
-                device: 1,
-                inode: 2,
+                id: FileId::new((1, 2), 3),
             },
             other("/w/theirs", false),
             Line::Image { id: 3 },

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use super::super::describe::FileId;
 use super::{Record, Touch};
 
 /// Changes since an image, as far as known.
@@ -67,12 +68,12 @@ impl Since<'_> {
             .is_some_and(|(touch, image)| touch.last >= image)
     }
 
-    /// Returns device and inode of files that the job has changed since by one of several names.
-    pub fn changed_files(&self) -> impl Iterator<Item = (u64, u64)> {
+    /// Returns the files that the job has changed since by one of several names.
+    pub(in crate::files) fn changed_files(&self) -> impl Iterator<Item = FileId> {
         let image = self.image;
         let files = self.record.changed_files.iter();
         let later = files.filter(move |(_, when)| image.is_some_and(|image| **when >= image));
-        later.map(|(identity, _)| *identity)
+        later.map(|(id, _)| *id)
     }
 
     /// Returns true if another program has touched the path since.
