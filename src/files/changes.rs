@@ -161,7 +161,13 @@ pub(super) fn time_of(record: &Record, earlier: Option<&Earlier>) -> usize {
 pub fn changed_since(look: Look<'_>) -> Vec<Changed> {
     let touched = look.record.touched();
     let touched = touched.filter(|(_, touch)| touch.last >= look.since);
-    let mut paths: BTreeSet<&Path> = touched.map(|(path, _)| path).collect();
+    let mut paths = BTreeSet::new();
+    for (path, _) in touched {
+        paths.insert(path);
+        // The folder may have been renamed or replaced.
+        paths.extend(look.earlier.set.below(path));
+    }
+    paths.extend(look.changed_by_another_name());
     // Files may have been opened or closed since. Neither is a change on record.
     paths.extend(look.earlier.unsettled.iter().map(PathBuf::as_path));
     paths.extend(look.open.keys().copied());
@@ -213,12 +219,29 @@ impl<'a> Look<'a> {
         self.record.last_change(path) >= Some(self.since)
     }
 
+    /// Returns true if the job has changed the file since by one of several names.
+    fn is_written(self, file: &KeptFile) -> bool {
+        self.record.last_change_of(file.id()) >= Some(self.since)
+    }
+
+    /// Returns the names of files that the job has changed since by other names.
+    fn changed_by_another_name(self) -> impl Iterator<Item = &'a Path> {
+        let is_any = self.record.changed_files_since(self.since).next().is_some();
+        let known = self.earlier.set.files.iter();
+        let copied = self.so_far.into_iter().flat_map(|it| &it.files);
+        let copied = copied.filter_map(|(path, file)| Some((path, file.as_ref()?)));
+        let all = is_any.then(|| known.chain(copied)).into_iter().flatten();
+        let written = all.filter(move |(_, file)| self.is_written(file));
+        written.map(|(path, _)| path.as_path())
+    }
+
     /// Returns the file whose content was copied before the freeze, if it cannot have changed since: no event was
     /// recorded, and no mapping could change it without an event.
     fn copied(self, path: &Path) -> Option<&'a KeptFile> {
-        let copied = self.so_far?.files.get(path)?.as_ref();
+        let copied = self.so_far?.files.get(path)?.as_ref()?;
         let is_mapped = self.open.get(path).is_some_and(|open| open.is_mapped);
-        copied.filter(|it| !it.has_no_content() && !is_mapped && !self.is_touched(path))
+        let is_touched = self.is_touched(path) || self.is_written(copied);
+        (!copied.has_no_content() && !is_mapped && !is_touched).then_some(copied)
     }
 }
 
@@ -357,6 +380,44 @@ mod tests {
         let found = changed.iter().map(|it| (&*it.path, it.earlier_bytes));
         let expected = [(path("a"), 5), (path("new"), 0)];
         assert!(found.eq(expected.iter().map(|(path, bytes)| (&**path, *bytes))));
+    }
+
+    /// Neither path is on record: the first file was only opened, the second changed by another name.
+    #[test]
+    fn files_whose_folder_or_other_name_changed_are_inspected() {
+        let place = tempfile::tempdir().unwrap();
+        let path = |name: &str| place.path().join(name);
+        fs::create_dir(path("folder")).unwrap();
+        let names = ["folder/opened", "linked", "other"];
+        let files = names.map(|name| {
+            fs::write(path(name), "x").unwrap();
+            (path(name), KeptFile::of(&path(name)).unwrap())
+        });
+        let id = files[1].1.id();
+        let set = KeptFiles {
+            frozen_ns: 0,
+            files: files.into(),
+        };
+        fs::rename(path("folder"), path("renamed")).unwrap();
+        let gone = Line::Job {
+            path: path("folder"),
+            change: JobChange::FolderGone,
+        };
+        append(&path("record"), &[gone, Line::File { id }]).unwrap();
+        let found = found_since(&Earlier::new(4, Arc::new(set)), place.path());
+        let found: Vec<_> = found
+            .iter()
+            .map(|it| (&*it.path, it.file.is_some()))
+            .collect();
+        let expected = [
+            ("folder", false),
+            ("folder/opened", false),
+            ("linked", true),
+        ];
+        assert_eq!(found.len(), expected.len());
+        for ((path, is_there), (name, expected)) in found.into_iter().zip(expected) {
+            assert_eq!((path, is_there), (&*place.path().join(name), expected));
+        }
     }
 
     #[test]

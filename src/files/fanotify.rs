@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 use nix::libc;
+use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
 
 /// Reported changes.
 const MASK: u64 = libc::FAN_CREATE
@@ -75,16 +76,24 @@ pub(super) struct Event {
     pub is_folder: bool,
     pub folder: PathBuf,
     pub name: OsString,
-    /// The file that had the name; `None` on kernels before 5.17.
+    /// The file that had the name; `None` for folders, and for changes of names on kernels before 5.17.
     pub file: Option<FileKey>,
 }
 
-/// A change of a file by a process of the job, with a name in a folder that has gone or has no path here.
+/// A change of a file by a process of the job, without a name: its folder has gone or has no path here.
 #[derive(Clone, Debug)]
 pub(super) struct Nameless {
     pub pid: i32,
+    /// [`Change::Changed`] or [`Change::Closed`].
     pub change: Change,
     pub file: FileKey,
+}
+
+/// A file of an event.
+pub(super) struct Found {
+    pub about: Metadata,
+    /// True if it is in memory (tmpfs).
+    pub is_in_memory: bool,
 }
 
 /// Result of one read.
@@ -125,8 +134,8 @@ impl Group {
             }
         };
         let fanotify = match init(flags | libc::FAN_REPORT_DFID_NAME_TARGET) {
-            // Kernels before 5.17 do not report the file.
-            Err(Errno::EINVAL) => init(flags | libc::FAN_REPORT_DFID_NAME),
+            // Kernels before 5.17 report the file only for changes of its content and attributes.
+            Err(Errno::EINVAL) => init(flags | libc::FAN_REPORT_DFID_NAME | libc::FAN_REPORT_FID),
             other => other,
         };
         Ok(Self {
@@ -213,28 +222,32 @@ impl Group {
                 _ => {}
             }
         }
-        // An event without a name reports the number of a file's names.
-        let Some(named) = named else { return };
-        // Changes by other programs matter only in the job's folders. On a busy machine, they are the majority.
-        if pid == OUTSIDE && !self.is_known(named) {
-            return;
-        }
         let is_folder = mask & libc::FAN_ONDIR != 0;
         let file = file.filter(|_| !is_folder);
         let file = file.and_then(|record| split(record).ok());
         let file = file.map(|(id, handle, _)| (id, handle.to_vec()));
+        let nameless = |file: Option<FileKey>, mask| {
+            let file = file.filter(|_| pid != OUTSIDE)?;
+            let mut changes = changes(mask);
+            let change = changes.find(|it| matches!(it, Change::Changed | Change::Closed))?;
+            Some(Nameless { pid, change, file })
+        };
+        let Some(named) = named else {
+            // Alone, `FAN_ATTRIB` reports the number of a file's names here.
+            batch
+                .nameless
+                .extend(nameless(file, mask & !libc::FAN_ATTRIB));
+            return;
+        };
+        // Changes by other programs matter only in the job's folders. On a busy machine, they are the majority.
+        if pid == OUTSIDE && !self.is_known(named) {
+            return;
+        }
         match self.named(named) {
             // The folder was removed, or it has no path in the sandbox: another mount covers it, or it belongs to a layer
             // of an overlay, whose file system cannot be watched.
             Err(error) if is_gone(&error) || error.kind() == io::ErrorKind::NotFound => {
-                if let Some(file) = file.filter(|_| pid != OUTSIDE) {
-                    let nameless = changes(mask).map(|change| Nameless {
-                        pid,
-                        change,
-                        file: file.clone(),
-                    });
-                    batch.nameless.extend(nameless);
-                }
+                batch.nameless.extend(nameless(file, mask));
             }
             Err(error) => {
                 batch.lost = Some(format!("cannot find the folder of a change: {error}"));
@@ -289,13 +302,21 @@ impl Group {
         Ok((folder, name))
     }
 
-    /// Returns the metadata of a file that still exists.
-    pub fn metadata(&self, (id, handle): &FileKey) -> Option<Metadata> {
+    /// Finds a file of an event; `None` if it has no name any more.
+    pub fn find(&self, (id, handle): &FileKey) -> io::Result<Option<Found>> {
         let mut roots = self.filesystems.get(id).into_iter().flatten();
-        roots.find_map(|root| {
-            let file = open_below(root, *id, handle).ok()?;
-            File::from(file).metadata().ok()
-        })
+        // A handle is valid below each mount point of its file system.
+        let root = roots.find_map(|root| root_of(root, *id).ok());
+        let root = root.ok_or(io::ErrorKind::NotFound)?;
+        let file = match open_below(&root, handle) {
+            Err(error) if is_gone(&error) => return Ok(None),
+            opened => File::from(opened?),
+        };
+        let found = Found {
+            about: file.metadata()?,
+            is_in_memory: fstatfs(&file)?.filesystem_type() == TMPFS_MAGIC,
+        };
+        Ok((found.about.nlink() > 0).then_some(found))
     }
 }
 
@@ -305,14 +326,20 @@ impl AsFd for Group {
     }
 }
 
-/// Returns the changes of an event. The kernel merges the events of one name, file and process. This order is always
-/// possible.
+/// Returns the changes of an event. The kernel merges the events of one name, file and process. Their order is lost; the
+/// order here is always possible. A file that was closed and changed is a changed one.
 fn changes(mask: u64) -> impl Iterator<Item = Change> {
+    let change = libc::FAN_MODIFY | libc::FAN_ATTRIB;
+    let closed = if mask & change == 0 {
+        libc::FAN_CLOSE_WRITE
+    } else {
+        0
+    };
     let changes = [
         (libc::FAN_CREATE, Change::Created),
         (libc::FAN_MOVED_TO, Change::MovedTo),
-        (libc::FAN_MODIFY | libc::FAN_ATTRIB, Change::Changed),
-        (libc::FAN_CLOSE_WRITE, Change::Closed),
+        (change, Change::Changed),
+        (closed, Change::Closed),
         (libc::FAN_MOVED_FROM | libc::FAN_DELETE, Change::Gone),
     ];
     let present = changes
@@ -351,7 +378,7 @@ fn split(record: &[u8]) -> io::Result<(FilesystemId, &[u8], OsString)> {
 }
 
 /// Returns the file system and the file handle of a folder, in the form of events.
-fn key_of(folder: &Path) -> io::Result<(FilesystemId, Vec<u8>)> {
+fn key_of(folder: &Path) -> io::Result<FileKey> {
     let root = File::open(folder)?;
     let id = filesystem_id(&root)?;
     let mut handle = Handle([0; HANDLE_BYTES + HANDLE_BYTES_MAX]);
@@ -381,18 +408,23 @@ fn number(bytes: &[u8], at: usize) -> u32 {
 }
 
 fn filesystem_id(root: &File) -> io::Result<FilesystemId> {
-    let about = nix::sys::statfs::fstatfs(root)?;
+    let about = fstatfs(root)?;
     let id = about.filesystem_id();
     // SAFETY: `fsid_t` is two numbers of four bytes, which libc keeps private.
     Ok(unsafe { std::mem::transmute::<libc::fsid_t, FilesystemId>(id) })
 }
 
-/// Opens a file or folder of a file system that is mounted at `root`, by its handle, without access to its content.
-fn open_below(root: &Path, id: FilesystemId, handle: &[u8]) -> io::Result<OwnedFd> {
+/// Opens the mount point `root` if the file system is mounted there.
+fn root_of(root: &Path, id: FilesystemId) -> io::Result<File> {
     let root = File::open(root)?;
     if filesystem_id(&root)? != id {
         return Err(io::ErrorKind::NotFound.into());
     }
+    Ok(root)
+}
+
+/// Opens a file or folder of the root's file system by its handle, without access to its content.
+fn open_below(root: &File, handle: &[u8]) -> io::Result<OwnedFd> {
     let mut copy = Handle([0; HANDLE_BYTES + HANDLE_BYTES_MAX]);
     copy.0[..handle.len()].copy_from_slice(handle);
     let flags = libc::O_PATH | libc::O_CLOEXEC;
@@ -406,7 +438,7 @@ fn open_below(root: &Path, id: FilesystemId, handle: &[u8]) -> io::Result<OwnedF
 
 /// Returns the current path of a folder of a file system that is mounted at `root`.
 fn path_below(root: &Path, id: FilesystemId, handle: &[u8]) -> io::Result<PathBuf> {
-    let folder = open_below(root, id, handle)?;
+    let folder = open_below(&root_of(root, id)?, handle)?;
     let descriptor = format!("/proc/self/fd/{}", folder.as_raw_fd());
     let about = |path: &Path| fs::metadata(path).map(|found| (found.dev(), found.ino()));
     let folder = about(Path::new(&descriptor))?;

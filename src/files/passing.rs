@@ -79,7 +79,7 @@ impl Passing {
             if change == JobChange::Gone && path.symlink_metadata().is_err() {
                 self.new.remove(path);
             } else if !new.changes.contains(&change) {
-                // The kernel merges a removal and a creation into one event, in either order.
+                // The kernel may merge a removal and a creation into one event, in either order.
                 new.changes.push(change);
             }
             return true;

@@ -14,7 +14,6 @@ use nix::sys::stat::{UtimensatFlags, utimensat};
 use nix::sys::time::TimeSpec;
 
 use super::attributes;
-use super::describe::FileId;
 use super::file_set::{Content, KeptFile, Kind};
 use super::held::{Held, clone_into};
 use super::lost::RollbackError;
@@ -238,8 +237,8 @@ fn rename(from: &Path, to: &Path) -> io::Result<()> {
 struct PutBack<'a, F> {
     sources: &'a Sources<'a, F>,
     created: &'a Path,
-    /// Restored paths, so that hard links are restored as such.
-    seen: HashMap<FileId, PathBuf>,
+    /// Restored paths by device and inode at the snapshot, so that hard links are restored as such.
+    seen: HashMap<(u64, u64), PathBuf>,
     /// Overwritten bytes that were saved.
     saved: u64,
     not_saved: usize,
@@ -283,10 +282,10 @@ where
                 set_time(&at, file)
             }
             Kind::File { size, content } => {
-                if let Some(first) = self.seen.get(&file.id()) {
+                if let Some(first) = self.seen.get(&file.identity) {
                     return link_to(first, path, self.created);
                 }
-                self.seen.insert(file.id(), path.to_owned());
+                self.seen.insert(file.identity, path.to_owned());
                 let now = now.as_ref().filter(|_| is_kind);
                 self.put_back_file(path, &spot, (file, *size, content), now)
             }

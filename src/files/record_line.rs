@@ -31,7 +31,8 @@ pub(super) enum Line {
         path: PathBuf,
         change: JobChange,
     },
-    /// The job changed the content or attributes of this file, which has other names or lost the one of the change.
+    /// The job changed the content or attributes of this file, which has other names, or no longer has the one by which
+    /// it was changed.
     File { id: FileId },
     /// Another program changed a path in a folder in which the job has changed something.
     Other {
@@ -42,7 +43,7 @@ pub(super) enum Line {
     },
     /// Start of a compacted record, which replaces this many bytes of the log.
     Base { read: u64 },
-    /// Line of a compacted record: the job changed a path.
+    /// The job changed a path, in a compacted record or in that of another machine.
     Touched {
         #[serde(with = "path_text")]
         path: PathBuf,

@@ -30,8 +30,8 @@ pub struct Rollback {
     pub(super) put_back: Vec<(PathBuf, KeptFile)>,
     /// Append-only files with changed attributes. Their content is rolled back by `job::rewind`.
     pub(super) appended: Vec<(PathBuf, KeptFile)>,
-    /// Files with several names of which one stays as it is.
-    pub(super) siblings: HashMap<FileId, PathBuf>,
+    /// Files with several names of which one stays as it is, by device and inode at the snapshot.
+    pub(super) siblings: HashMap<(u64, u64), PathBuf>,
     /// Files that stay different from the snapshot.
     pub lost: Vec<Lost>,
     /// Files of the set that the settings exclude now, so that they are neither compared nor put back.
@@ -105,7 +105,7 @@ impl Comparison<'_> {
             Writer::Included => true,
             Writer::Job | Writer::Unknown => self.place.included.matches(path),
         };
-        // A file that an earlier restore has created is another one than in the set.
+        // A file that an earlier restore has created has another inode than in the set.
         let by_another_name = || now.is_some_and(|now| self.written_files.contains(&now.id()));
         self.since.by_job(path) || then.is_mapped || by_another_name() || by_unrecorded()
     }
@@ -410,27 +410,35 @@ impl Rollback {
         self.put_back.sort_by(|left, right| left.0.cmp(&right.0));
     }
 
-    /// Finds names that stay as they are, of files of which another name is restored. A name of a file that the job has
-    /// changed, which is excluded or lost, is not one, nor is the name of another program's new file.
+    /// Finds names that stay as they are, of files of which another name is restored. A name whose file differs from the
+    /// snapshot by the job's doing (it is excluded or lost) is not one, nor is the name of another program's new file.
     fn find_siblings(&mut self, comparison: Comparison<'_>) {
         let put_back = self.put_back.iter();
-        let planned: HashMap<&Path, FileId> = put_back
+        let planned: HashMap<&Path, (u64, u64)> = put_back
             .filter(|(_, file)| matches!(file.kind, Kind::File { .. }))
-            .map(|(path, file)| (path.as_path(), file.id()))
+            .map(|(path, file)| (path.as_path(), file.identity))
             .collect();
-        let wanted: HashSet<FileId> = planned.values().copied().collect();
+        let wanted: HashSet<(u64, u64)> = planned.values().copied().collect();
         let stays = |path: &Path, file: &KeptFile| {
+            if self.moves.iter().any(|(_, to)| to == path) {
+                return true;
+            }
             let now = comparison.now(path).filter(|now| file.is_same_file(now));
-            now.is_some_and(|now| {
-                file.has_same_content(&now) || !comparison.written_files.contains(&now.id())
-            })
+            let is_right = |now: &KeptFile| {
+                // Appended data is cut off.
+                file.is_appended()
+                    || file.has_same_content(now)
+                    || !comparison.written_files.contains(&now.id())
+            };
+            now.is_some_and(|now| is_right(&now)) && self.lost.iter().all(|lost| lost.path != path)
         };
         let files = comparison.set.files.iter();
         let stay = files.filter(|(path, file)| {
-            let is_wanted = wanted.contains(&file.id()) && !planned.contains_key(path.as_path());
+            let is_wanted =
+                wanted.contains(&file.identity) && !planned.contains_key(path.as_path());
             is_wanted && stays(path, file)
         });
-        let siblings = stay.map(|(path, file)| (file.id(), path.clone()));
+        let siblings = stay.map(|(path, file)| (file.identity, path.clone()));
         self.siblings = siblings.collect();
     }
 

@@ -7,7 +7,7 @@
 
 use std::collections::{HashSet, VecDeque};
 use std::ffi::OsString;
-use std::fs::{File, Metadata};
+use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, FromRawFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
@@ -22,8 +22,8 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::SigSet;
 
 use super::describe::FileId;
-use super::fanotify::{Batch, Change, Event, FileKey, Group};
-use super::file_set::{TICK_NS, born_ns, changed_ns, is_in_memory, modified_ns};
+use super::fanotify::{Batch, Change, Event, FileKey, Found, Group};
+use super::file_set::{TICK_NS, born_ns, changed_ns, modified_ns};
 use super::folder_scan::everything_in;
 use super::marker::{DONE, MARK_BYTES, Mark};
 use super::marks::watch_all;
@@ -137,13 +137,15 @@ struct Watcher {
     written: HashSet<(PathBuf, Option<JobChange>)>,
     /// Changes recorded before the last mark, since the last image.
     earlier: HashSet<(PathBuf, Option<JobChange>)>,
-    /// Files that the job has changed since the last mark, as far as they were seen.
+    /// Files that the job has changed since the last mark; limited, so some may be recorded twice.
     files: HashSet<FileKey>,
     /// Folders in which the job has changed something.
     folders: HashSet<PathBuf>,
     passing: Passing,
     /// Time of the last image.
     since_ns: i64,
+    /// Time of the last mark.
+    marked_ns: i64,
 }
 
 impl Watcher {
@@ -165,6 +167,7 @@ impl Watcher {
             folders: HashSet::new(),
             passing: Passing::default(),
             since_ns: clock::unix_ns() - TICK_NS,
+            marked_ns: clock::unix_ns(),
         };
         watcher.list_folders(log);
         log.flush()?;
@@ -294,6 +297,7 @@ impl Watcher {
         let answered = (&*socket).write_all(&[DONE]);
         self.earlier.extend(self.written.drain());
         self.files.clear();
+        self.marked_ns = now_ns;
         if mark == Mark::Frozen {
             self.earlier.clear();
             self.since_ns = now_ns - TICK_NS;
@@ -310,7 +314,7 @@ impl Watcher {
         }
         for nameless in batch.nameless {
             if nameless.pid != INIT {
-                self.change_file(&nameless.file, nameless.change, None, log);
+                self.is_change(nameless.change, Some(&nameless.file), None, log);
             }
         }
         if let Some(reason) = batch.lost {
@@ -343,13 +347,7 @@ impl Watcher {
             }
             return;
         }
-        let is_changed = if let Some(file) = &event.file {
-            self.change_file(file, event.change, Some(&path), log)
-        } else {
-            let found = path.symlink_metadata();
-            found.is_ok_and(|found| self.has_changed(&found, Some(&event.folder)))
-        };
-        if event.change == Change::Closed && !is_changed {
+        if !self.is_change(event.change, event.file.as_ref(), Some(&path), log) {
             return;
         }
         if !self.folders.contains(&event.folder) {
@@ -406,47 +404,60 @@ impl Watcher {
         }
     }
 
-    /// Records a file that the job has changed by a path, unless the path is its only name: others are files of the set
-    /// even if this one is removed. Returns false if the file exists and was not changed.
-    fn change_file(
+    /// Returns true if an event by the job, with a path or without, is to be recorded. Records the file too if it has
+    /// names besides the path: they are changed as well, and the path may be gone by the time of a snapshot.
+    fn is_change(
         &mut self,
-        file: &FileKey,
         change: Change,
+        file: Option<&FileKey>,
         path: Option<&Path>,
         log: &mut Log,
     ) -> bool {
-        if !matches!(change, Change::Changed | Change::Closed) || self.files.contains(file) {
+        let Some(file) = file.filter(|_| matches!(change, Change::Changed | Change::Closed)) else {
+            return true;
+        };
+        if self.files.contains(file) {
             return true;
         }
-        let Some(found) = self.group.metadata(file) else {
-            return change == Change::Changed;
+        let found = match self.group.find(file) {
+            Ok(Some(found)) => found,
+            // Other events report that its names have gone.
+            Ok(None) => return false,
+            // The file system was unmounted.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return true,
+            Err(error) => {
+                let reason = format!("cannot find a changed file: {error}");
+                log.add(&Line::Gap { reason });
+                return true;
+            }
         };
-        if change == Change::Closed && !self.has_changed(&found, path.and_then(Path::parent)) {
+        if change == Change::Closed && !self.has_changed(&found) {
             return false;
+        }
+        let is_old = born_ns(&found.about) < self.marked_ns;
+        let is_only = |path: &Path| {
+            let there = path.symlink_metadata();
+            there.is_ok_and(|there| {
+                there.nlink() == 1 && FileId::of(&there) == FileId::of(&found.about)
+            })
+        };
+        // A newer file is recorded as created by its names, and is in no image.
+        if is_old && !path.is_some_and(is_only) {
+            let id = FileId::of(&found.about);
+            log.add(&Line::File { id });
         }
         if self.files.len() >= FILES_MAX {
             self.files.clear();
         }
         self.files.insert(file.clone());
-        let id = FileId::of(&found);
-        let is_at = |path: &Path| {
-            let there = path.symlink_metadata();
-            there.is_ok_and(|there| FileId::of(&there) == id)
-        };
-        let is_only = found.nlink() == 0 || found.nlink() == 1 && path.is_some_and(is_at);
-        // No image has a file that was created after it.
-        let is_new = born_ns(&found) >= self.since_ns + TICK_NS;
-        if !is_only && !is_new {
-            log.add(&Line::File { id });
-        }
         true
     }
 
     /// Returns true if a closed file may have changed since the last image. Writes through a mapping cause no event.
-    fn has_changed(&self, found: &Metadata, folder: Option<&Path>) -> bool {
+    fn has_changed(&self, found: &Found) -> bool {
+        let changed_ns = changed_ns(&found.about).max(modified_ns(&found.about));
         // Writes through a mapping do not change the times of a file in memory.
-        folder.is_none_or(is_in_memory)
-            || changed_ns(found).max(modified_ns(found)) >= self.since_ns
+        found.is_in_memory || changed_ns >= self.since_ns
     }
 }
 

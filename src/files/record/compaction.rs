@@ -17,7 +17,7 @@ use std::path::PathBuf;
 use nix::libc::O_NOFOLLOW;
 use rustix::fs::{FallocateFlags, fallocate};
 
-use super::super::record_line::Line;
+use super::super::record_line::{JobChange, Line};
 use super::Record;
 
 /// Smallest number of lines for which a log is compacted.
@@ -31,7 +31,8 @@ impl Record {
     /// # Errors
     /// The base cannot be written; the record is unchanged.
     pub fn compact_if_due(&mut self) -> io::Result<()> {
-        let short = self.touched.len() + self.others.len() + self.names.len();
+        let files = self.touched.len() + self.changed_files.len();
+        let short = files + self.others.len() + self.names.len();
         if self.lines < LINES_MIN.max(LINES_FOR_ONE * short) {
             return Ok(());
         }
@@ -97,6 +98,10 @@ impl Record {
                 parts[last].push(line.clone());
             }
             parts[first].push(line);
+            if let Some(changed) = touch.changed {
+                let (path, change) = (path.clone(), JobChange::Changed);
+                parts[count_at(changed)].push(Line::Job { path, change });
+            }
         }
         for (id, time) in &self.changed_files {
             parts[count_at(*time)].push(Line::File { id: *id });
@@ -149,7 +154,7 @@ mod tests {
     use std::path::Path;
 
     use super::super::super::describe::FileId;
-    use super::super::super::record_line::{JobChange, append};
+    use super::super::super::record_line::append;
     use super::super::Touch;
     use super::*;
 
@@ -210,7 +215,12 @@ mod tests {
             let since = record.since(id);
             let known = |(path, touch): (&Path, Touch)| {
                 let path = path.to_owned();
-                (path, since.is_first(&touch), since.was_not_jobs(&touch))
+                let facts = [
+                    since.is_first(&touch),
+                    since.was_not_jobs(&touch),
+                    since.has_changed(&touch),
+                ];
+                (path, facts)
             };
             let touched: Vec<_> = since.touched().map(known).collect();
             let by = paths.map(|it| {

@@ -13,6 +13,23 @@ pub struct Since<'a> {
     pub(super) image: Option<usize>,
 }
 
+impl Record {
+    /// Returns the time of the last change of a file by one of several names.
+    pub(in crate::files) fn last_change_of(&self, file: FileId) -> Option<usize> {
+        self.changed_files.get(&file).copied()
+    }
+
+    /// Returns the files that the job has changed since a time by one of several names.
+    pub(in crate::files) fn changed_files_since(
+        &self,
+        time: usize,
+    ) -> impl Iterator<Item = FileId> {
+        let files = self.changed_files.iter();
+        let later = files.filter(move |(_, when)| **when >= time);
+        later.map(|(id, _)| *id)
+    }
+}
+
 impl Since<'_> {
     /// Returns the reason why changes at any time may be missing; `None` if all changes of watched file systems are
     /// known.
@@ -70,10 +87,8 @@ impl Since<'_> {
 
     /// Returns the files that the job has changed since by one of several names.
     pub(in crate::files) fn changed_files(&self) -> impl Iterator<Item = FileId> {
-        let image = self.image;
-        let files = self.record.changed_files.iter();
-        let later = files.filter(move |(_, when)| image.is_some_and(|image| **when >= image));
-        later.map(|(id, _)| *id)
+        let image = self.image.into_iter();
+        image.flat_map(|image| self.record.changed_files_since(image))
     }
 
     /// Returns true if another program has touched the path since.

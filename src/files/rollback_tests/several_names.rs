@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use super::super::file_set::Content;
 use super::super::lost::OnLost;
 use super::super::patterns::Patterns;
 use super::super::record_line::{JobChange, Line, append};
@@ -65,4 +66,16 @@ fn a_name_that_is_not_restored_gives_no_content_to_others() {
     append(&scene.record(), &[Line::Other { path, created }]).unwrap();
     scene.changed(&[("one", JobChange::Gone)]);
     assert_eq!(restored(&scene, &Patterns::default()), ["edited"; 2]);
+    // The job appends to the file. What it has appended is cut off after the rollback of files.
+    let mut scene = begun();
+    fs::write(scene.path("two"), "then more").unwrap();
+    scene.content_of("two", Content::Appended);
+    scene.changed(&[("one", JobChange::Gone), ("two", JobChange::Changed)]);
+    assert_eq!(restored(&scene, &Patterns::default()), ["then more"; 2]);
+    let rotated = scene.path("two.1");
+    fs::rename(scene.path("two"), &rotated).unwrap();
+    fs::remove_file(scene.path("one")).unwrap();
+    scene.changed(&[("two", JobChange::Gone), ("two.1", JobChange::Created)]);
+    assert_eq!(restored(&scene, &Patterns::default()), ["then more"; 2]);
+    assert!(!rotated.exists());
 }

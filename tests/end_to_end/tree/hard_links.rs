@@ -76,6 +76,58 @@ fn a_file_changed_by_a_name_that_is_gone_is_restored() {
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
 }
 
+/// At each order, changes a file by the second of its names, a file by a name that is gone afterwards, and a file that it
+/// has created just before.
+const IN_ROUNDS: &str = r#"
+import os, time
+def write(name, text):
+    with open(name, "w") as file: file.write(text)
+for name in "a", "gone": write(name, "round 0")
+os.link("a", "b")
+time.sleep(0.1) # the files are older than the image
+for number in range(1, 4):
+    print("round", number, flush=True)
+    while not os.path.exists("order-%d" % number): time.sleep(0.005)
+    text = "round %d" % number
+    write("b", text)
+    os.link("gone", "name"); write("name", text); os.remove("name")
+    write("new", "young"); os.link("new", "name"); write("name", text); os.remove("name")
+print("end", flush=True)
+while not os.path.exists("end"): time.sleep(0.005)
+"#;
+
+#[apply(as_root)]
+fn an_image_has_what_was_written_by_another_name() {
+    let place = Place::new();
+    fs::write(place.file("job.py"), IN_ROUNDS).unwrap();
+    let mut run = place.start_with(&ON_REQUEST, &["python3", "-u", "job.py"], |run| {
+        run.env("CKPT_RUN_RESTART_BACKOFF", "0s");
+    });
+    let contents = || ["a", "b", "gone", "new"].map(|name| place.text(name));
+    for round in 1..3 {
+        place.wait_for("out", &format!("round {round}"));
+        place.snapshot();
+        fs::write(place.file(&format!("order-{round}")), "").unwrap();
+    }
+    place.wait_for("out", "round 3");
+    place.snapshot();
+    let kept = contents();
+    assert_eq!(kept, ["round 2"; 4]);
+    fs::write(place.file("order-3"), "").unwrap();
+    place.wait_for("out", "end");
+    assert_eq!(contents(), ["round 3"; 4]);
+    fs::remove_file(place.file("order-3")).unwrap();
+    run.crash();
+    wait_until("the restore", || {
+        place.text("err").contains("restored image=")
+    });
+    assert_eq!(contents(), kept, "{}", place.text("err"));
+    fs::write(place.file("order-3"), "").unwrap();
+    fs::write(place.file("end"), "").unwrap();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    assert_eq!(contents(), ["round 3"; 4]);
+}
+
 /// Changes a file by a name that is gone at the end, and removes one of its two names.
 const ON_DISK: &str = r#"
 import os, time
