@@ -233,7 +233,7 @@ impl Group {
             Some(Nameless { pid, change, file })
         };
         let Some(named) = named else {
-            // Alone, `FAN_ATTRIB` reports the number of a file's names here.
+            // Without a name, `FAN_ATTRIB` means that the number of names has changed.
             batch
                 .nameless
                 .extend(nameless(file, mask & !libc::FAN_ATTRIB));
@@ -309,7 +309,9 @@ impl Group {
         let root = roots.find_map(|root| root_of(root, *id).ok());
         let root = root.ok_or(io::ErrorKind::NotFound)?;
         let file = match open_below(&root, handle) {
-            Err(error) if is_gone(&error) => return Ok(None),
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ESTALE | libc::ENOENT)) => {
+                return Ok(None);
+            }
             opened => File::from(opened?),
         };
         let found = Found {
@@ -327,7 +329,7 @@ impl AsFd for Group {
 }
 
 /// Returns the changes of an event. The kernel merges the events of one name, file and process. Their order is lost; the
-/// order here is always possible. A file that was closed and changed is a changed one.
+/// order here is always possible. Of a change and the end of writing, only the change counts.
 fn changes(mask: u64) -> impl Iterator<Item = Change> {
     let change = libc::FAN_MODIFY | libc::FAN_ATTRIB;
     let closed = if mask & change == 0 {

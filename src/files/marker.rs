@@ -24,8 +24,8 @@ const STILL_THERE: &str = "processes of the previous run in this store have not 
      or a GPU, state D in `ps`); wait until they end, or kill them, and repeat the command";
 /// Interval between two checks of a sandbox that is exiting.
 const ENDING_POLL: Duration = Duration::from_millis(5);
-/// Bytes of the request for a mark: reason and image.
-pub(super) const MARK_BYTES: usize = 9;
+/// Bytes of a [`Request`].
+pub(super) const REQUEST_BYTES: usize = 17;
 /// Answer of a watcher to a mark.
 pub(super) const DONE: u8 = b'.';
 
@@ -36,6 +36,40 @@ pub(super) enum Mark {
     Prepared = 0,
     /// The job is frozen for the image.
     Frozen = 1,
+}
+
+/// A request for a mark.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Request {
+    pub mark: Mark,
+    /// The image of the mark. It may still fail.
+    pub image: u64,
+    /// Time of the newest image, in nanoseconds since 1970.
+    pub newest_ns: i64,
+}
+
+impl Request {
+    fn to_bytes(self) -> [u8; REQUEST_BYTES] {
+        let mut bytes = [self.mark as u8; REQUEST_BYTES];
+        bytes[1..9].copy_from_slice(&self.image.to_le_bytes());
+        bytes[9..].copy_from_slice(&self.newest_ns.to_le_bytes());
+        bytes
+    }
+
+    pub fn from_bytes([mark, numbers @ ..]: [u8; REQUEST_BYTES]) -> Self {
+        let number = |at: usize| {
+            let bytes = numbers[at..].first_chunk();
+            bytes.map_or(0, |bytes| u64::from_le_bytes(*bytes))
+        };
+        Self {
+            mark: match mark {
+                0 => Mark::Prepared,
+                _ => Mark::Frozen,
+            },
+            image: number(0),
+            newest_ns: number(8).cast_signed(),
+        }
+    }
 }
 
 /// The watcher has not written a mark.
@@ -96,15 +130,13 @@ impl Marker {
         Ok(was_late)
     }
 
-    /// Has the watcher write all changes up to now and a mark for this image. Returns when they are written. Must not be
-    /// called before [`Marker::catch_up`] has succeeded.
+    /// Has the watcher write all changes up to now and a mark. Returns when they are written. Must not be called before
+    /// [`Marker::catch_up`] has succeeded.
     ///
     /// # Errors
     /// The watcher has exited or does not answer.
-    pub fn mark(&mut self, image: u64, mark: Mark) -> Result<(), MarkerError> {
-        let mut request = [mark as u8; MARK_BYTES];
-        request[1..].copy_from_slice(&image.to_le_bytes());
-        let sent = (&self.socket).write_all(&request);
+    pub(super) fn mark(&mut self, request: Request) -> Result<(), MarkerError> {
+        let sent = (&self.socket).write_all(&request.to_bytes());
         sent.map_err(MarkerError::Gone)?;
         let answered = self.answer(MARK_LIMIT);
         if matches!(answered, Err(MarkerError::Late)) {
@@ -179,9 +211,17 @@ mod tests {
         watcher.write_all(&[DONE, DONE]).unwrap();
         assert!(marker.catch_up(Mark::Frozen).unwrap());
         assert!(!marker.catch_up(Mark::Prepared).unwrap());
-        marker.mark(1, Mark::Frozen).unwrap();
+        let request = Request {
+            mark: Mark::Frozen,
+            image: 1 << 40,
+            newest_ns: -3,
+        };
+        marker.mark(request).unwrap();
+        let mut read = [0; REQUEST_BYTES];
+        watcher.read_exact(&mut read).unwrap();
+        assert_eq!(Request::from_bytes(read), request);
         drop(watcher);
-        let failed = marker.mark(2, Mark::Frozen);
+        let failed = marker.mark(request);
         assert!(matches!(failed, Err(MarkerError::Gone(_))), "{failed:?}");
     }
 }

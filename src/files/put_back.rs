@@ -14,6 +14,7 @@ use nix::sys::stat::{UtimensatFlags, utimensat};
 use nix::sys::time::TimeSpec;
 
 use super::attributes;
+use super::describe::FileId;
 use super::file_set::{Content, KeptFile, Kind};
 use super::held::{Held, clone_into};
 use super::lost::RollbackError;
@@ -237,8 +238,8 @@ fn rename(from: &Path, to: &Path) -> io::Result<()> {
 struct PutBack<'a, F> {
     sources: &'a Sources<'a, F>,
     created: &'a Path,
-    /// Restored paths by device and inode at the snapshot, so that hard links are restored as such.
-    seen: HashMap<(u64, u64), PathBuf>,
+    /// Restored paths by file, so that hard links are restored as such.
+    seen: HashMap<FileId, PathBuf>,
     /// Overwritten bytes that were saved.
     saved: u64,
     not_saved: usize,
@@ -282,10 +283,14 @@ where
                 set_time(&at, file)
             }
             Kind::File { size, content } => {
-                if let Some(first) = self.seen.get(&file.identity) {
-                    return link_to(first, path, self.created);
+                if let Some(first) = self.seen.get(&file.id()) {
+                    match link_to(first, path, self.created) {
+                        // The names are on clones of one file system.
+                        Err(error) if error.kind() == io::ErrorKind::CrossesDevices => {}
+                        linked => return linked,
+                    }
                 }
-                self.seen.insert(file.identity, path.to_owned());
+                self.seen.insert(file.id(), path.to_owned());
                 let now = now.as_ref().filter(|_| is_kind);
                 self.put_back_file(path, &spot, (file, *size, content), now)
             }
@@ -313,7 +318,7 @@ where
         };
         let held = held.map(|path| File::open(&path).map(|file| (path, file)));
         let held = held.transpose()?;
-        let is_other = now.is_some_and(|now| now.nlink() > 1 && now.ino() != file.identity.1);
+        let is_other = now.is_some_and(|now| now.nlink() > 1 && FileId::of(now) != file.id());
         if is_other && (held.is_some() || matches!(content, Content::Kept { .. })) {
             // The job has given this name to another file, which must not be overwritten.
             set_aside(path, self.created)?;

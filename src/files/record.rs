@@ -51,7 +51,7 @@ pub struct Record {
     now: usize,
     images: HashMap<u64, usize>,
     touched: BTreeMap<PathBuf, Touch>,
-    /// Times of the last changes of files that have or had several names, so that one counts for all.
+    /// Times of the last changes of files for which the path is not enough: they have other names or lost that one.
     changed_files: HashMap<FileId, usize>,
     others: HashMap<PathBuf, usize>,
     created_by_others: HashMap<PathBuf, usize>,

@@ -30,8 +30,8 @@ pub struct Rollback {
     pub(super) put_back: Vec<(PathBuf, KeptFile)>,
     /// Append-only files with changed attributes. Their content is rolled back by `job::rewind`.
     pub(super) appended: Vec<(PathBuf, KeptFile)>,
-    /// Files with several names of which one stays as it is, by device and inode at the snapshot.
-    pub(super) siblings: HashMap<(u64, u64), PathBuf>,
+    /// Files with several names of which one stays as it is.
+    pub(super) siblings: HashMap<FileId, PathBuf>,
     /// Files that stay different from the snapshot.
     pub lost: Vec<Lost>,
     /// Files of the set that the settings exclude now, so that they are neither compared nor put back.
@@ -410,35 +410,34 @@ impl Rollback {
         self.put_back.sort_by(|left, right| left.0.cmp(&right.0));
     }
 
-    /// Finds names that stay as they are, of files of which another name is restored. A name whose file differs from the
-    /// snapshot by the job's doing (it is excluded or lost) is not one, nor is the name of another program's new file.
+    /// Finds names that stay as they are, of files of which another name is restored: the file is that of the snapshot and
+    /// has not changed, or another program has changed it, or only appended data is cut off.
     fn find_siblings(&mut self, comparison: Comparison<'_>) {
         let put_back = self.put_back.iter();
-        let planned: HashMap<&Path, (u64, u64)> = put_back
+        let planned: HashMap<&Path, FileId> = put_back
             .filter(|(_, file)| matches!(file.kind, Kind::File { .. }))
-            .map(|(path, file)| (path.as_path(), file.identity))
+            .map(|(path, file)| (path.as_path(), file.id()))
             .collect();
-        let wanted: HashSet<(u64, u64)> = planned.values().copied().collect();
+        let wanted: HashSet<FileId> = planned.values().copied().collect();
         let stays = |path: &Path, file: &KeptFile| {
             if self.moves.iter().any(|(_, to)| to == path) {
                 return true;
             }
-            let now = comparison.now(path).filter(|now| file.is_same_file(now));
             let is_right = |now: &KeptFile| {
-                // Appended data is cut off.
-                file.is_appended()
-                    || file.has_same_content(now)
-                    || !comparison.written_files.contains(&now.id())
+                let is_jobs = comparison.written_files.contains(&now.id());
+                // An earlier restore may have created the file.
+                file.has_same_content(now)
+                    || file.is_same_file(now) && (file.is_appended() || !is_jobs)
             };
-            now.is_some_and(|now| is_right(&now)) && self.lost.iter().all(|lost| lost.path != path)
+            comparison.now(path).is_some_and(|now| is_right(&now))
+                && self.lost.iter().all(|lost| lost.path != path)
         };
         let files = comparison.set.files.iter();
         let stay = files.filter(|(path, file)| {
-            let is_wanted =
-                wanted.contains(&file.identity) && !planned.contains_key(path.as_path());
+            let is_wanted = wanted.contains(&file.id()) && !planned.contains_key(path.as_path());
             is_wanted && stays(path, file)
         });
-        let siblings = stay.map(|(path, file)| (file.identity, path.clone()));
+        let siblings = stay.map(|(path, file)| (file.id(), path.clone()));
         self.siblings = siblings.collect();
     }
 

@@ -25,7 +25,7 @@ use super::describe::FileId;
 use super::fanotify::{Batch, Change, Event, FileKey, Found, Group};
 use super::file_set::{TICK_NS, born_ns, changed_ns, modified_ns};
 use super::folder_scan::everything_in;
-use super::marker::{DONE, MARK_BYTES, Mark};
+use super::marker::{DONE, Mark, REQUEST_BYTES, Request};
 use super::marks::watch_all;
 use super::passing::Passing;
 use super::record_line::{JobChange, Line};
@@ -45,7 +45,7 @@ const KILLED: &str = "the process that watches the job's files was killed";
 const DRAIN_READS_MAX: usize = 10_000;
 /// Limit on the listed entries of the working folder before the job starts.
 const LISTED_MAX: usize = 50_000;
-/// Limit on the files that are known to be recorded.
+/// Limit on the files that are remembered as recorded since the last mark.
 const FILES_MAX: usize = 65_536;
 /// Prefixes of names that CRIU creates and removes beside the job's files and in `/tmp`.
 const CRIU_PREFIXES: [&[u8]; 2] = [b"link_remap.", b".criu."];
@@ -284,7 +284,12 @@ impl Watcher {
     }
 
     fn mark(&mut self, socket: &UnixStream, log: &mut Log) -> io::Result<()> {
-        let Some((image, mark)) = asked(socket) else {
+        let Some(Request {
+            mark,
+            image,
+            newest_ns,
+        }) = asked(socket)
+        else {
             wait_for_end();
             return Ok(());
         };
@@ -300,8 +305,9 @@ impl Watcher {
         self.marked_ns = now_ns;
         if mark == Mark::Frozen {
             self.earlier.clear();
-            self.since_ns = now_ns - TICK_NS;
         }
+        // The image of this mark may fail.
+        self.since_ns = self.since_ns.max(newest_ns - TICK_NS);
         if answered.is_err() {
             wait_for_end();
         }
@@ -404,8 +410,8 @@ impl Watcher {
         }
     }
 
-    /// Returns true if an event by the job, with a path or without, is to be recorded. Records the file too if it has
-    /// names besides the path: they are changed as well, and the path may be gone by the time of a snapshot.
+    /// Returns true if an event by the job, with a path or without, is to be recorded. If the file has other names, or no
+    /// longer has this path, also records the file itself: the change counts for all of its names.
     fn is_change(
         &mut self,
         change: Change,
@@ -434,15 +440,15 @@ impl Watcher {
         if change == Change::Closed && !self.has_changed(&found) {
             return false;
         }
-        let is_old = born_ns(&found.about) < self.marked_ns;
+        // A newer file is in no image, and its names are recorded as created.
+        let is_newer = (self.marked_ns..=clock::unix_ns()).contains(&born_ns(&found.about));
         let is_only = |path: &Path| {
             let there = path.symlink_metadata();
             there.is_ok_and(|there| {
                 there.nlink() == 1 && FileId::of(&there) == FileId::of(&found.about)
             })
         };
-        // A newer file is recorded as created by its names, and is in no image.
-        if is_old && !path.is_some_and(is_only) {
+        if !is_newer && !path.is_some_and(is_only) {
             let id = FileId::of(&found.about);
             log.add(&Line::File { id });
         }
@@ -466,17 +472,12 @@ fn names_in(folder: &Path) -> Vec<OsString> {
     entries.map(|entry| entry.file_name()).collect()
 }
 
-/// Returns the image of a requested mark; `None` if the supervisor has exited.
-fn asked(mut socket: &UnixStream) -> Option<(u64, Mark)> {
-    let mut request = [0; MARK_BYTES];
+/// Returns the next request; `None` if the supervisor has exited.
+fn asked(mut socket: &UnixStream) -> Option<Request> {
+    let mut request = [0; REQUEST_BYTES];
     // A supervisor that was killed with an unread answer causes an error instead of an end.
     socket.read_exact(&mut request).ok()?;
-    let [mark, image @ ..] = request;
-    let mark = match mark {
-        0 => Mark::Prepared,
-        _ => Mark::Frozen,
-    };
-    Some((u64::from_le_bytes(image), mark))
+    Some(Request::from_bytes(request))
 }
 
 /// Waits until standard input ends, after the supervisor has: pid 1 ends the job and then closes it.

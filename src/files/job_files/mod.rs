@@ -12,7 +12,7 @@ use super::file_set::{Kept, KeptFile, KeptFiles, TICK_NS, Writer};
 use super::folder_scan::{Scan, folders_of};
 use super::held::Held;
 use super::lost::{OnLost, RollbackError};
-use super::marker::{self, Mark, Marker, MarkerError};
+use super::marker::{self, Mark, Marker, MarkerError, Request};
 use super::patterns::Patterns;
 use super::record::{Evidence, Record};
 use super::record_line::{Line, append};
@@ -470,13 +470,19 @@ fn request(state: &mut State, id: u64, mark: Mark) -> Result<(), String> {
     let Some(marker) = &mut state.marker else {
         return Err("no watcher records the job's changes".to_owned());
     };
+    let newest = state.newest.as_ref();
+    let newest_ns = newest.map_or(state.begun_ns, |it| it.set.frozen_ns);
     let marked = marker.catch_up(mark).and_then(|was_late| {
         if was_late {
             // Changes of a running job may have been recorded before that mark.
             let reason = MarkerError::Late.to_string();
             append(state.record.path(), &[Line::Gap { reason }]).map_err(MarkerError::Gone)?;
         }
-        marker.mark(id, mark)
+        marker.mark(Request {
+            mark,
+            image: id,
+            newest_ns,
+        })
     });
     if matches!(marked, Err(MarkerError::Gone(_))) {
         state.marker = None;

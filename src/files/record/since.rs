@@ -14,12 +14,7 @@ pub struct Since<'a> {
 }
 
 impl Record {
-    /// Returns the time of the last change of a file by one of several names.
-    pub(in crate::files) fn last_change_of(&self, file: FileId) -> Option<usize> {
-        self.changed_files.get(&file).copied()
-    }
-
-    /// Returns the files that the job has changed since a time by one of several names.
+    /// Returns the files that the job has changed since a time, for which the path on record is not enough.
     pub(in crate::files) fn changed_files_since(
         &self,
         time: usize,
@@ -85,7 +80,7 @@ impl Since<'_> {
             .is_some_and(|(touch, image)| touch.last >= image)
     }
 
-    /// Returns the files that the job has changed since by one of several names.
+    /// Returns the files that the job has changed since, for which the path on record is not enough.
     pub(in crate::files) fn changed_files(&self) -> impl Iterator<Item = FileId> {
         let image = self.image.into_iter();
         image.flat_map(|image| self.record.changed_files_since(image))

@@ -6,7 +6,9 @@ use super::counter_job::{
     COUNTER, counted, finish_counter, said, start, start_with, wait_for_progress,
     wait_for_the_first_line,
 };
-use crate::harness::{Place, Run, apply, as_root, lines, stderr, wait_until, wait_until_or};
+use crate::harness::{
+    ON_REQUEST, Place, Run, apply, as_root, criu_script, lines, stderr, wait_until, wait_until_or,
+};
 
 /// Writes each number in all possible ways.
 const WRITE: &str = r#"
@@ -306,4 +308,57 @@ fn files_that_change_while_they_are_copied_are_as_at_the_freeze() {
     let mut run = start(&place, REWRITES);
     crash_after_snapshots(&place, &run, 4);
     assert_eq!(run.wait(), 0, "{}{}", place.text("err"), place.text("out"));
+}
+
+/// Changes a file by a mapping, which the kernel does not report before the file is closed.
+const MAPS: &str = r#"
+import mmap, os, sys, time
+def wait(order):
+    print(order, flush=True)
+    while not os.path.exists(sys.argv[1] + "/" + order): time.sleep(0.005)
+open("state", "w").write("old")
+time.sleep(0.1) # older than the image
+wait("map")
+with open("state", "r+b") as file, mmap.mmap(file.fileno(), 3) as mapped:
+    mapped[:] = b"new"; mapped.flush()
+    time.sleep(0.1) # older than the next image
+    wait("close")
+wait("end")
+"#;
+
+#[apply(as_root)]
+fn what_was_mapped_before_a_failed_image_is_undone() {
+    let (place, orders) = (Place::new(), Place::new());
+    fs::write(place.file("job.py"), MAPS).unwrap();
+    let fails =
+        "if [ \"$1\" = dump ] && [ -e HERE/fail ]; then CRIU \"$@\"; exit 1; fi; exec CRIU \"$@\"";
+    let criu = criu_script(orders.path(), fails);
+    let job = ["python3", "-u", "job.py", orders.path().to_str().unwrap()];
+    let mut run = place.start_with(&ON_REQUEST, &job, |run| {
+        run.env("CKPT_RUN_RESTART_BACKOFF", "0s");
+        run.env("CKPT_RUN_CRIU_PATH", criu);
+    });
+    let order = |order: &str| {
+        place.wait_for("out", order);
+        fs::write(orders.file(order), "").unwrap();
+    };
+    place.wait_for("out", "map");
+    place.snapshot();
+    order("map");
+    place.wait_for("out", "close");
+    fs::write(orders.file("fail"), "").unwrap();
+    let failed = place.verb(&["snapshot"]);
+    assert!(!failed.status.success(), "{}", stderr(&failed));
+    order("close");
+    place.wait_for("out", "end");
+    fs::remove_file(orders.file("map")).unwrap();
+    run.crash();
+    wait_until("the restore", || {
+        place.text("err").contains("restored image=")
+    });
+    assert_eq!(place.text("state"), "old", "{}", place.text("err"));
+    order("map");
+    order("end");
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    assert_eq!(place.text("state"), "new");
 }

@@ -128,6 +128,49 @@ fn an_image_has_what_was_written_by_another_name() {
     assert_eq!(contents(), ["round 3"; 4]);
 }
 
+/// Changes a file by a mapping, which the kernel does not report, and later by a write.
+const MAPPED: &str = r#"
+import mmap, os, time
+def wait(order):
+    print(order, flush=True)
+    while not os.path.exists(order): time.sleep(0.005)
+open("state", "w").write("old"); os.link("state", "other")
+time.sleep(0.1) # older than the image
+wait("map")
+file = open("state", "r+b", buffering=0); mapped = mmap.mmap(file.fileno(), 3); mapped[:] = b"new"
+wait("write")
+file.write(b"newer")
+wait("end")
+"#;
+
+#[apply(as_root)]
+fn an_image_has_what_was_mapped_by_another_name() {
+    let place = Place::new();
+    fs::write(place.file("job.py"), MAPPED).unwrap();
+    let mut run = place.start_with(&ON_REQUEST, &["python3", "-u", "job.py"], |run| {
+        run.env("CKPT_RUN_RESTART_BACKOFF", "0s");
+    });
+    let order = |order: &str| {
+        place.wait_for("out", order);
+        place.snapshot();
+        fs::write(place.file(order), "").unwrap();
+    };
+    order("map");
+    order("write");
+    place.wait_for("out", "end");
+    fs::remove_file(place.file("write")).unwrap();
+    run.crash();
+    wait_until("the restore", || {
+        place.text("err").contains("restored image=")
+    });
+    let contents = || ["state", "other"].map(|name| place.text(name));
+    assert_eq!(contents(), ["new"; 2], "{}", place.text("err"));
+    fs::write(place.file("write"), "").unwrap();
+    fs::write(place.file("end"), "").unwrap();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    assert_eq!(contents(), ["newer"; 2]);
+}
+
 /// Changes a file by a name that is gone at the end, and removes one of its two names.
 const ON_DISK: &str = r#"
 import os, time

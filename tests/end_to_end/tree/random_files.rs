@@ -78,7 +78,7 @@ def hole():
     with open(name(), "wb") as file: file.seek(1 << 20); file.write(text())
 
 operations = [append, overwrite, truncate, store, create, create, extend, change, change, replace, replace, rename,
-              rename, remove, folder, remove_folder, link, symlink, mode, attribute, times, hole]
+              rename, remove, folder, remove_folder, link, link, link, symlink, mode, attribute, times, hole]
 
 def operate():
     try:
