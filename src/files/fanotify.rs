@@ -309,9 +309,7 @@ impl Group {
         let root = roots.find_map(|root| root_of(root, *id).ok());
         let root = root.ok_or(io::ErrorKind::NotFound)?;
         let file = match open_below(&root, handle) {
-            Err(error) if matches!(error.raw_os_error(), Some(libc::ESTALE | libc::ENOENT)) => {
-                return Ok(None);
-            }
+            Err(error) if is_gone(&error) => return Ok(None),
             opened => File::from(opened?),
         };
         let found = Found {
@@ -355,8 +353,8 @@ pub(super) fn can_watch(path: &Path) -> bool {
     Group::new().and_then(|mut group| group.watch(path)).is_ok()
 }
 
-/// Returns true if a folder cannot be found because it was removed with its files, for which there were earlier events.
-/// The kernel reports `ESTALE`, and the other errors for a folder that is being removed.
+/// Returns true if a file or folder cannot be found because it was removed; for what a folder contained there were earlier
+/// events. The kernel reports `ESTALE`, and the other errors while it is being removed or its inode number is being reused.
 fn is_gone(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error(),
