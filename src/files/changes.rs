@@ -1,6 +1,6 @@
 //! Changes of the job's files since the set of an earlier image.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -199,7 +199,7 @@ fn hide_beyond_links(all: &mut [Changed], look: Look<'_>) {
 }
 
 fn describe(
-    (look, written): (Look<'_>, &HashSet<FileId>),
+    (look, written): (Look<'_>, &HashMap<FileId, bool>),
     path: &Path,
     describer: &mut Describer,
 ) -> Changed {
@@ -215,8 +215,10 @@ fn describe(
             None if look.included.matches(path) => Writer::Included,
             None => known.map_or(Writer::Unknown, |known| known.writer),
         };
-        file.is_mapped = open.is_some_and(|open| open.is_mapped);
+        let is_mapped_by_others = written.get(&file.id()).is_some_and(|is_mapped| *is_mapped);
+        file.is_mapped = is_mapped_by_others || open.is_some_and(|open| open.is_mapped);
         let unchanged = known.filter(|known| known.is_unchanged(&file, earlier.frozen_ns));
+        let unchanged = unchanged.filter(|_| !is_mapped_by_others);
         let copied = look
             .copied(written, path)
             .filter(|it| it.looks_unchanged(&file));

@@ -356,6 +356,16 @@ impl KeptFiles {
         paths.take_while(move |path| path.starts_with(top))
     }
 
+    /// Sets the identities of the present files, after the set was restored on another machine.
+    pub fn identify(&mut self) {
+        for (path, file) in &mut self.files {
+            if let Ok(found) = path.symlink_metadata() {
+                file.identity = (found.dev(), found.ino());
+                file.born_ns = born_ns(&found);
+            }
+        }
+    }
+
     /// Returns a summary of the set.
     #[must_use]
     pub fn summary(&self) -> Kept {

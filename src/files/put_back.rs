@@ -15,7 +15,7 @@ use nix::sys::time::TimeSpec;
 
 use super::attributes;
 use super::describe::FileId;
-use super::file_set::{Content, KeptFile, Kind};
+use super::file_set::{Content, KeptFile, Kind, born_ns};
 use super::held::{Held, clone_into};
 use super::lost::RollbackError;
 use super::record_line::{JobChange, Line, append};
@@ -283,12 +283,10 @@ where
                 set_time(&at, file)
             }
             Kind::File { size, content } => {
-                if let Some(first) = self.seen.get(&file.id()) {
-                    match link_to(first, path, self.created) {
-                        // The names are on clones of one file system.
-                        Err(error) if error.kind() == io::ErrorKind::CrossesDevices => {}
-                        linked => return linked,
-                    }
+                if let Some(first) = self.seen.get(&file.id())
+                    && is_on_one_device(first, path)?
+                {
+                    return link_to(first, path, self.created);
                 }
                 self.seen.insert(file.id(), path.to_owned());
                 let now = now.as_ref().filter(|_| is_kind);
@@ -318,7 +316,9 @@ where
         };
         let held = held.map(|path| File::open(&path).map(|file| (path, file)));
         let held = held.transpose()?;
-        let is_other = now.is_some_and(|now| now.nlink() > 1 && FileId::of(now) != file.id());
+        let is_same =
+            |now: &fs::Metadata| (now.ino(), born_ns(now)) == (file.identity.1, file.born_ns);
+        let is_other = now.is_some_and(|now| now.nlink() > 1 && !is_same(now));
         if is_other && (held.is_some() || matches!(content, Content::Kept { .. })) {
             // The job has given this name to another file, which must not be overwritten.
             set_aside(path, self.created)?;
@@ -401,6 +401,13 @@ fn not_of_others(spot: &Spot, opened: &File, file: &KeptFile) -> io::Result<()> 
         ));
     }
     Ok(())
+}
+
+/// Returns true if a file and a name are on one file system. Clones of a file system have files with the same inode
+/// numbers and times of creation.
+fn is_on_one_device(first: &Path, path: &Path) -> io::Result<bool> {
+    let folder = path.parent().unwrap_or(path);
+    Ok(first.symlink_metadata()?.dev() == folder.metadata()?.dev())
 }
 
 /// Makes `path` a hard link to the file at `first`.

@@ -426,7 +426,7 @@ impl Rollback {
             let is_right = |now: &KeptFile| {
                 let is_jobs = comparison.written_files.contains(&now.id());
                 // An earlier restore may have created the file.
-                file.has_same_content(now)
+                file.has_same_content(now) && !file.is_mapped
                     || file.is_same_file(now) && (file.is_appended() || !is_jobs)
             };
             comparison.now(path).is_some_and(|now| is_right(&now))

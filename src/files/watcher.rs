@@ -306,8 +306,8 @@ impl Watcher {
         if mark == Mark::Frozen {
             self.earlier.clear();
         }
-        // The image of this mark may fail.
-        self.since_ns = self.since_ns.max(newest_ns - TICK_NS);
+        // The image of this mark may fail. The newest one may have the time of another machine.
+        self.since_ns = self.since_ns.max(newest_ns.min(now_ns) - TICK_NS);
         if answered.is_err() {
             wait_for_end();
         }

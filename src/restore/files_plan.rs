@@ -139,6 +139,17 @@ impl Kept {
             && !self.rollback.left_out.contains(&file.path)
     }
 
+    /// Returns the set, with the present files if it came from another machine.
+    pub fn into_set(self) -> Arc<KeptFiles> {
+        let Self {
+            mut set, has_come, ..
+        } = self;
+        if has_come {
+            Arc::make_mut(&mut set).identify();
+        }
+        set
+    }
+
     /// Rolls the files back.
     pub fn put_back(
         &self,

@@ -251,7 +251,7 @@ impl Restore<'_> {
         // From here on, changes of files are the job's.
         context.watch(self.sandbox);
         if let Some(kept) = kept {
-            context.files.now_at(id.number(), kept.set);
+            context.files.now_at(id.number(), kept.into_set());
         }
         Ok(Rewound {
             cut,

@@ -202,3 +202,61 @@ fn only_changes_after_the_copy_are_inspected_again() {
     let expected = [("a".to_owned(), false), ("b".to_owned(), true), empty()];
     assert_eq!(found(&open, &[]), expected);
 }
+
+/// The job has the file open by one name.
+#[test]
+fn the_other_name_of_a_mapped_file_is_inspected() {
+    let place = tempfile::tempdir().unwrap();
+    let [opened, other] = ["opened", "other"].map(|name| place.path().join(name));
+    fs::write(&opened, "x").unwrap();
+    fs::hard_link(&opened, &other).unwrap();
+    let files = [&opened, &other].map(|path| (path.clone(), KeptFile::of(path).unwrap()));
+    let set = KeptFiles {
+        frozen_ns: i64::MAX,
+        files: files.into(),
+    };
+    let earlier = Earlier::new(4, Arc::new(set));
+    append(&place.path().join("record"), &[]).unwrap();
+    let none = Patterns::new(&[], place.path()).unwrap();
+    for (appends, expected) in [(false, vec![&opened, &other]), (true, vec![&opened])] {
+        let usage = OpenUse {
+            appends,
+            is_mapped: !appends,
+        };
+        let changed = changed_since(Look {
+            record: &Record::open(&place.path().join("record")).unwrap(),
+            earlier: &earlier,
+            since: 0,
+            so_far: None,
+            open: &[(opened.as_path(), usage)].into(),
+            included: &none,
+            excluded: &none,
+            scanned: &BTreeSet::new(),
+        });
+        let paths: Vec<_> = changed.iter().map(|it| &it.path).collect();
+        assert_eq!(paths, expected);
+        let mut files = changed.iter().filter_map(|it| it.file.as_ref());
+        assert!(files.all(|file| file.is_mapped != appends));
+    }
+}
+
+#[test]
+fn a_set_of_another_machine_knows_the_present_files() {
+    let place = tempfile::tempdir().unwrap();
+    let [one, two] = ["one", "two"].map(|name| place.path().join(name));
+    fs::write(&one, "x").unwrap();
+    fs::hard_link(&one, &two).unwrap();
+    let mut file = KeptFile::of(&one).unwrap();
+    let present = file.id();
+    (file.identity, file.born_ns) = ((1, 2), 3);
+    let files = [&one, &two].map(|path| (path.clone(), file.clone()));
+    let mut set = KeptFiles {
+        frozen_ns: 0,
+        files: files.into(),
+    };
+    set.identify();
+    append(&place.path().join("record"), &[Line::File { id: present }]).unwrap();
+    let changed = found_since(&Earlier::new(4, Arc::new(set)), place.path());
+    let paths: Vec<_> = changed.iter().map(|it| &it.path).collect();
+    assert_eq!(paths, [&one, &two]);
+}
