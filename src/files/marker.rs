@@ -25,7 +25,7 @@ const STILL_THERE: &str = "processes of the previous run in this store have not 
 /// Interval between two checks of a sandbox that is exiting.
 const ENDING_POLL: Duration = Duration::from_millis(5);
 /// Bytes of a [`Request`].
-pub(super) const REQUEST_BYTES: usize = 17;
+pub(super) const REQUEST_BYTES: usize = 16;
 /// Answer of a watcher to a mark.
 pub(super) const DONE: u8 = b'.';
 
@@ -33,15 +33,14 @@ pub(super) const DONE: u8 = b'.';
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mark {
     /// The image is being prepared while the job is running.
-    Prepared = 0,
+    Prepared,
     /// The job is frozen for the image.
-    Frozen = 1,
+    Frozen,
 }
 
 /// A request for a mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Request {
-    pub mark: Mark,
     /// The image of the mark. It may still fail.
     pub image: u64,
     /// Time of the newest image, in nanoseconds since 1970.
@@ -50,24 +49,16 @@ pub(super) struct Request {
 
 impl Request {
     fn to_bytes(self) -> [u8; REQUEST_BYTES] {
-        let mut bytes = [self.mark as u8; REQUEST_BYTES];
-        bytes[1..9].copy_from_slice(&self.image.to_le_bytes());
-        bytes[9..].copy_from_slice(&self.newest_ns.to_le_bytes());
-        bytes
+        let numbers = u128::from(self.image) | u128::from(self.newest_ns.cast_unsigned()) << 64;
+        numbers.to_le_bytes()
     }
 
-    pub fn from_bytes([mark, numbers @ ..]: [u8; REQUEST_BYTES]) -> Self {
-        let number = |at: usize| {
-            let bytes = numbers[at..].first_chunk();
-            bytes.map_or(0, |bytes| u64::from_le_bytes(*bytes))
-        };
+    #[expect(clippy::cast_possible_truncation, reason = "each number is a half")]
+    pub fn from_bytes(bytes: [u8; REQUEST_BYTES]) -> Self {
+        let numbers = u128::from_le_bytes(bytes);
         Self {
-            mark: match mark {
-                0 => Mark::Prepared,
-                _ => Mark::Frozen,
-            },
-            image: number(0),
-            newest_ns: number(8).cast_signed(),
+            image: numbers as u64,
+            newest_ns: ((numbers >> 64) as u64).cast_signed(),
         }
     }
 }
@@ -212,7 +203,6 @@ mod tests {
         assert!(marker.catch_up(Mark::Frozen).unwrap());
         assert!(!marker.catch_up(Mark::Prepared).unwrap());
         let request = Request {
-            mark: Mark::Frozen,
             image: 1 << 40,
             newest_ns: -3,
         };

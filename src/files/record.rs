@@ -168,7 +168,8 @@ impl Record {
                 self.changed_files.insert(id, self.now);
             }
             Line::Other { path, created } => {
-                if created {
+                // A name that the job has changed before existed, or was the job's.
+                if created && !self.touched.contains_key(&path) {
                     self.created_by_others.insert(path.clone(), self.now);
                 }
                 self.others.insert(path, self.now);

@@ -80,15 +80,6 @@ pub(super) enum JobChange {
 }
 
 impl JobChange {
-    /// All variants.
-    pub const ALL: [Self; 5] = [
-        Self::Created,
-        Self::MovedTo,
-        Self::Changed,
-        Self::Gone,
-        Self::FolderGone,
-    ];
-
     pub fn of(change: Change, is_folder: bool) -> Self {
         match (change, is_folder) {
             (Change::Created, _) => Self::Created,

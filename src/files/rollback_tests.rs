@@ -186,6 +186,22 @@ fn files_that_are_excluded_after_the_snapshot_are_left_out() {
 }
 
 #[test]
+fn a_file_of_others_that_the_job_removed_is_lost() {
+    let mut scene = Scene::new(&[("theirs", "then")]);
+    scene.snapshot();
+    let path = scene.path("theirs");
+    scene.set.files.remove(&path);
+    scene.changed(&[("theirs", JobChange::Gone)]);
+    let line = Line::Other {
+        path: path.clone(),
+        created: true,
+    };
+    append(&scene.record(), &[line]).unwrap();
+    let why = Why::NotYetJobs;
+    assert_eq!(scene.lost(), [Lost { path, why }]);
+}
+
+#[test]
 fn changes_by_others_stay_and_changes_by_both_are_refused() {
     let mut scene = Scene::new(&[("notes", "theirs"), ("shared", "of both"), ("open", "read")]);
     scene.snapshot();

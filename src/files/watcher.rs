@@ -25,7 +25,7 @@ use super::describe::FileId;
 use super::fanotify::{Batch, Change, Event, FileKey, Found, Group};
 use super::file_set::{TICK_NS, born_ns, changed_ns, modified_ns};
 use super::folder_scan::everything_in;
-use super::marker::{DONE, Mark, REQUEST_BYTES, Request};
+use super::marker::{DONE, REQUEST_BYTES, Request};
 use super::marks::watch_all;
 use super::passing::Passing;
 use super::record_line::{JobChange, Line};
@@ -135,8 +135,6 @@ struct Watcher {
     ours: Vec<PathBuf>,
     /// Changes recorded since the last mark.
     written: HashSet<(PathBuf, Option<JobChange>)>,
-    /// Changes recorded before the last mark, since the last image.
-    earlier: HashSet<(PathBuf, Option<JobChange>)>,
     /// Files that the job has changed since the last mark; limited, so some may be recorded twice.
     files: HashSet<FileKey>,
     /// Folders in which the job has changed something.
@@ -162,7 +160,6 @@ impl Watcher {
             mounts: File::open("/proc/self/mountinfo")?,
             ours,
             written: HashSet::new(),
-            earlier: HashSet::new(),
             files: HashSet::new(),
             folders: HashSet::new(),
             passing: Passing::default(),
@@ -284,12 +281,7 @@ impl Watcher {
     }
 
     fn mark(&mut self, socket: &UnixStream, log: &mut Log) -> io::Result<()> {
-        let Some(Request {
-            mark,
-            image,
-            newest_ns,
-        }) = asked(socket)
-        else {
+        let Some(Request { image, newest_ns }) = asked(socket) else {
             wait_for_end();
             return Ok(());
         };
@@ -300,12 +292,9 @@ impl Watcher {
         let now_ns = clock::unix_ns();
         // The job may be frozen until this answer, and the lists are long.
         let answered = (&*socket).write_all(&[DONE]);
-        self.earlier.extend(self.written.drain());
+        self.written.clear();
         self.files.clear();
         self.marked_ns = now_ns;
-        if mark == Mark::Frozen {
-            self.earlier.clear();
-        }
         // The image of this mark may fail. The newest one may have the time of another machine.
         self.since_ns = self.since_ns.max(newest_ns.min(now_ns) - TICK_NS);
         if answered.is_err() {
@@ -346,8 +335,6 @@ impl Watcher {
             self.passing.know(&path);
             let theirs = event.change != Change::Closed;
             let created = matches!(event.change, Change::Created | Change::MovedTo);
-            // A name that the job has already changed since the image existed before, or was the job's.
-            let created = created && !self.is_written(&path);
             if theirs && self.written.insert((path.clone(), None)) {
                 log.add(&Line::Other { path, created });
             }
@@ -380,14 +367,6 @@ impl Watcher {
                 }),
             }
         }
-    }
-
-    /// Returns true if the job has changed the path since the image.
-    fn is_written(&self, path: &Path) -> bool {
-        JobChange::ALL.iter().any(|change| {
-            let line = (path.to_owned(), Some(*change));
-            self.written.contains(&line) || self.earlier.contains(&line)
-        })
     }
 
     /// Records changes of files that were held back.

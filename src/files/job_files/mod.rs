@@ -478,11 +478,8 @@ fn request(state: &mut State, id: u64, mark: Mark) -> Result<(), String> {
             let reason = MarkerError::Late.to_string();
             append(state.record.path(), &[Line::Gap { reason }]).map_err(MarkerError::Gone)?;
         }
-        marker.mark(Request {
-            mark,
-            image: id,
-            newest_ns,
-        })
+        let image = id;
+        marker.mark(Request { image, newest_ns })
     });
     if matches!(marked, Err(MarkerError::Gone(_))) {
         state.marker = None;

@@ -88,6 +88,13 @@ impl Record {
             let folder = folder.clone();
             parts[0].push(Line::Names { folder, names });
         }
+        // Before the changes by the job: a name that the job has changed first is not created by others.
+        for (times, created) in [(&self.created_by_others, true), (&self.others, false)] {
+            for (path, time) in times {
+                let path = path.clone();
+                parts[count_at(*time)].push(Line::Other { path, created });
+            }
+        }
         for (path, touch) in &self.touched {
             let (first, last) = (count_at(touch.first), count_at(touch.last));
             let line = Line::Touched {
@@ -105,12 +112,6 @@ impl Record {
         }
         for (id, time) in &self.changed_files {
             parts[count_at(*time)].push(Line::File { id: *id });
-        }
-        for (times, created) in [(&self.created_by_others, true), (&self.others, false)] {
-            for (path, time) in times {
-                let path = path.clone();
-                parts[count_at(*time)].push(Line::Other { path, created });
-            }
         }
         for (time, reason) in &self.gaps {
             let part = &mut parts[count_at(*time)];

@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use super::super::describe::FileId;
 use super::super::file_set::Content;
 use super::super::lost::OnLost;
 use super::super::patterns::Patterns;
@@ -78,4 +79,24 @@ fn a_name_that_is_not_restored_gives_no_content_to_others() {
     scene.changed(&[("two", JobChange::Gone), ("two.1", JobChange::Created)]);
     assert_eq!(restored(&scene, &Patterns::default()), ["then more"; 2]);
     assert!(!rotated.exists());
+}
+
+/// As after a reboot, at which the file system got another device number.
+#[test]
+fn a_device_number_does_not_tell_files_apart() {
+    let mut scene = Scene::new(&[("one", "then"), ("single", "then")]);
+    fs::hard_link(scene.path("one"), scene.path("two")).unwrap();
+    scene.snapshot();
+    let tree = scene.tree();
+    for file in scene.set.files.values_mut() {
+        file.identity.0 += 1;
+    }
+    fs::remove_file(scene.path("two")).unwrap();
+    fs::write(scene.path("single"), "changed by a name that is gone").unwrap();
+    let id = FileId::of(&fs::metadata(scene.path("single")).unwrap());
+    append(&scene.record(), &[Line::File { id }]).unwrap();
+    scene.changed(&[("two", JobChange::Gone)]);
+    let plan = scene.plan(OnLost::Refuse).unwrap();
+    scene.execute(&plan, &|| Ok(())).unwrap();
+    assert_eq!(scene.tree(), tree);
 }

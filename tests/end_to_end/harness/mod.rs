@@ -1,7 +1,6 @@
 //! Shared parts of the end-to-end tests: a run of the real `ckpt-run` on the real CRIU, in a folder of its own.
 
 mod damage;
-mod disk;
 pub mod fake_gpu;
 mod jobs;
 mod outcome;
@@ -13,7 +12,6 @@ mod run;
 mod scripts;
 
 pub use damage::{damage, flip};
-pub use disk::Disk;
 pub use jobs::{COUNT, ON_REQUEST, UNTIL_GO, lines};
 pub use macro_rules_attribute::apply;
 pub use outcome::{LIMIT, code, connected, holds, stderr, stdout, wait_until, wait_until_or};

@@ -1,9 +1,9 @@
 //! Files that the job changes by another name (hard link) than the one that they have at the snapshot.
 
 use std::fs;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 
-use crate::harness::{Disk, ON_REQUEST, Place, apply, as_root, wait_until};
+use crate::harness::{ON_REQUEST, Place, apply, as_root, wait_until};
 
 /// Writes a file for each way, and after the order changes it by a name that has gone by the end.
 const JOB: &str = r#"
@@ -169,55 +169,4 @@ fn an_image_has_what_was_mapped_by_another_name() {
     fs::write(place.file("end"), "").unwrap();
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
     assert_eq!(contents(), ["newer"; 2]);
-}
-
-/// Changes a file by a name that is gone at the end, and removes one of its two names.
-const ON_DISK: &str = r#"
-import os, time
-os.chdir("disk")
-for name in "one", "opened": open(name, "w").write("old")
-os.link("one", "two")
-opened = open("opened", "r+b", buffering=0)
-log = open("log", "ab", buffering=0)
-log.write(b"made ")
-time.sleep(0.1) # the files are older than the image
-print("made", flush=True)
-while not os.path.exists("../order"): time.sleep(0.005)
-os.link("two", "new"); open("new", "w").write("changed"); os.remove("new"); os.remove("two")
-log.write(b"changed")
-print("changed", opened.read(), flush=True)
-while not os.path.exists("../end"): time.sleep(0.005)
-"#;
-
-#[apply(as_root)]
-fn files_of_a_disk_with_another_number_are_restored() {
-    let (place, elsewhere) = (Place::new(), Place::new());
-    let Some(disk) = Disk::new(place.file("disk"), &elsewhere.file("image"), 16 << 20) else {
-        return;
-    };
-    fs::write(place.file("job.py"), ON_DISK).unwrap();
-    let start = || place.start(&ON_REQUEST, &["python3", "-u", "job.py"]);
-    let mut run = start();
-    place.wait_for("out", "made");
-    place.snapshot();
-    fs::write(place.file("order"), "").unwrap();
-    place.wait_for("out", "changed");
-    fs::remove_file(place.file("order")).unwrap();
-    run.kill_supervisor();
-    disk.mount_elsewhere(elsewhere.path());
-    let mut run = start();
-    wait_until("the restore", || {
-        place.text("err").contains("restored image=")
-    });
-    let names = ["one", "two"].map(|name| place.file("disk").join(name));
-    let contents = names.clone().map(|path| fs::read_to_string(path).unwrap());
-    assert_eq!(contents, ["old"; 2], "{}", place.text("err"));
-    let inodes = names.map(|path| fs::metadata(path).unwrap().ino());
-    assert_eq!(inodes[0], inodes[1], "two names of one file");
-    assert_eq!(place.text("disk/log"), "made ");
-    fs::write(place.file("order"), "").unwrap();
-    fs::write(place.file("end"), "").unwrap();
-    assert_eq!(run.wait(), 0, "{}", place.text("err"));
-    assert_eq!(place.text("out"), "made\nchanged b'old'\n");
-    assert_eq!(place.text("disk/log"), "made changed");
 }
