@@ -2,7 +2,6 @@
 
 use std::fs;
 
-use super::super::describe::FileId;
 use super::super::file_set::Content;
 use super::super::lost::OnLost;
 use super::super::patterns::Patterns;
@@ -93,7 +92,7 @@ fn a_device_number_does_not_tell_files_apart() {
     }
     fs::remove_file(scene.path("two")).unwrap();
     fs::write(scene.path("single"), "changed by a name that is gone").unwrap();
-    let id = FileId::of(&fs::metadata(scene.path("single")).unwrap());
+    let id = scene.set.files[&scene.path("single")].id();
     append(&scene.record(), &[Line::File { id }]).unwrap();
     scene.changed(&[("two", JobChange::Gone)]);
     let plan = scene.plan(OnLost::Refuse).unwrap();
