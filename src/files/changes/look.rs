@@ -33,7 +33,7 @@ pub struct Look<'a> {
 
 impl<'a> Look<'a> {
     /// Returns true if any program has changed the path since.
-    pub(super) fn is_touched(self, path: &Path) -> bool {
+    fn is_touched(self, path: &Path) -> bool {
         self.record.last_change(path) >= Some(self.since)
     }
 

@@ -56,14 +56,14 @@ fn found(open: &[(&str, bool)], later: &[Line], place: &Path) -> Vec<(String, bo
 }
 
 /// Compares with an earlier set by the record in `place`, from its beginning.
-fn found_since(earlier: &Earlier, place: &Path) -> Vec<Changed> {
+fn found_since(earlier: &Earlier, open: &OpenUses<'_>, place: &Path) -> Vec<Changed> {
     let none = Patterns::new(&[], place).unwrap();
     changed_since(Look {
         record: &Record::open(&place.join("record")).unwrap(),
         earlier,
         since: 0,
         so_far: None,
-        open: &OpenUses::new(),
+        open,
         included: &none,
         excluded: &none,
         scanned: &BTreeSet::new(),
@@ -95,7 +95,7 @@ fn replaced_bytes_of_the_earlier_image_are_reported() {
     });
     fs::write(path("new"), "new").unwrap();
     append(&path("record"), &changes).unwrap();
-    let changed = found_since(&earlier, place.path());
+    let changed = found_since(&earlier, &OpenUses::new(), place.path());
     let found = changed.iter().map(|it| (&*it.path, it.earlier_bytes));
     let expected = [(path("a"), 5), (path("new"), 0)];
     assert!(found.eq(expected.iter().map(|(path, bytes)| (&**path, *bytes))));
@@ -123,7 +123,11 @@ fn files_whose_folder_or_other_name_changed_are_inspected() {
         change: JobChange::FolderGone,
     };
     append(&path("record"), &[gone, Line::File { id }]).unwrap();
-    let found = found_since(&Earlier::new(4, Arc::new(set)), place.path());
+    let found = found_since(
+        &Earlier::new(4, Arc::new(set)),
+        &OpenUses::new(),
+        place.path(),
+    );
     let found: Vec<_> = found
         .iter()
         .map(|it| (&*it.path, it.file.is_some()))
@@ -153,7 +157,7 @@ fn a_link_in_the_place_of_a_folder_leads_to_no_further_files() {
     };
     append(&path("record"), &names.map(job)).unwrap();
     let found = |earlier: &Earlier| {
-        let changed = found_since(earlier, place.path()).into_iter();
+        let changed = found_since(earlier, &OpenUses::new(), place.path()).into_iter();
         changed.map(|it| (it.path, it.file)).collect::<Vec<_>>()
     };
     let first = found(&Earlier::default());
@@ -217,22 +221,13 @@ fn the_other_name_of_a_mapped_file_is_inspected() {
     };
     let earlier = Earlier::new(4, Arc::new(set));
     append(&place.path().join("record"), &[]).unwrap();
-    let none = Patterns::new(&[], place.path()).unwrap();
     for (appends, expected) in [(false, vec![&opened, &other]), (true, vec![&opened])] {
         let usage = OpenUse {
             appends,
             is_mapped: !appends,
         };
-        let changed = changed_since(Look {
-            record: &Record::open(&place.path().join("record")).unwrap(),
-            earlier: &earlier,
-            since: 0,
-            so_far: None,
-            open: &[(opened.as_path(), usage)].into(),
-            included: &none,
-            excluded: &none,
-            scanned: &BTreeSet::new(),
-        });
+        let open = [(opened.as_path(), usage)].into();
+        let changed = found_since(&earlier, &open, place.path());
         let paths: Vec<_> = changed.iter().map(|it| &it.path).collect();
         assert_eq!(paths, expected);
         let mut files = changed.iter().filter_map(|it| it.file.as_ref());
@@ -256,7 +251,11 @@ fn a_set_of_another_machine_knows_the_present_files() {
     };
     set.identify();
     append(&place.path().join("record"), &[Line::File { id: present }]).unwrap();
-    let changed = found_since(&Earlier::new(4, Arc::new(set)), place.path());
+    let changed = found_since(
+        &Earlier::new(4, Arc::new(set)),
+        &OpenUses::new(),
+        place.path(),
+    );
     let paths: Vec<_> = changed.iter().map(|it| &it.path).collect();
     assert_eq!(paths, [&one, &two]);
 }

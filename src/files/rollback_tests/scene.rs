@@ -23,7 +23,7 @@ pub const IMAGE: u64 = 1;
 /// A job's folder, a store, and the job's files at the snapshot.
 pub struct Scene {
     pub folder: TempDir,
-    pub contents: BTreeMap<String, Vec<u8>>,
+    contents: BTreeMap<String, Vec<u8>>,
     pub set: KeptFiles,
 }
 

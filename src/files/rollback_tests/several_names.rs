@@ -80,7 +80,7 @@ fn a_name_that_is_not_restored_gives_no_content_to_others() {
     assert!(!rotated.exists());
 }
 
-/// As after a reboot, at which the file system got another device number.
+/// Set and record are from before a reboot. The file system has another device number now.
 #[test]
 fn a_device_number_does_not_tell_files_apart() {
     let mut scene = Scene::new(&[("one", "then"), ("single", "then")]);

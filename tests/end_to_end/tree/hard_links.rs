@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
-use crate::harness::{ON_REQUEST, Place, apply, as_root, wait_until};
+use crate::harness::{ON_REQUEST, Place, Run, apply, as_root, wait_until};
 
 /// Writes a file for each way, and after the order changes it by a name that has gone by the end.
 const JOB: &str = r#"
@@ -36,13 +36,16 @@ const NAMES: [&str; 8] = [
     "remove", "rename", "replace", "late", "mode", "map", "folder", "again",
 ];
 
+fn start(place: &Place, script: &str) -> Run {
+    place.start_python_with(&ON_REQUEST, script, |run| {
+        run.env("CKPT_RUN_RESTART_BACKOFF", "0s");
+    })
+}
+
 #[apply(as_root)]
 fn a_file_changed_by_a_name_that_is_gone_is_restored() {
     let place = Place::new();
-    fs::write(place.file("job.py"), JOB).unwrap();
-    let mut run = place.start_with(&ON_REQUEST, &["python3", "-u", "job.py"], |run| {
-        run.env("CKPT_RUN_RESTART_BACKOFF", "0s");
-    });
+    let mut run = start(&place, JOB);
     place.wait_for("out", "made");
     let files = || {
         NAMES.map(|name| {
@@ -99,10 +102,7 @@ while not os.path.exists("end"): time.sleep(0.005)
 #[apply(as_root)]
 fn an_image_has_what_was_written_by_another_name() {
     let place = Place::new();
-    fs::write(place.file("job.py"), IN_ROUNDS).unwrap();
-    let mut run = place.start_with(&ON_REQUEST, &["python3", "-u", "job.py"], |run| {
-        run.env("CKPT_RUN_RESTART_BACKOFF", "0s");
-    });
+    let mut run = start(&place, IN_ROUNDS);
     let contents = || ["a", "b", "gone", "new"].map(|name| place.text(name));
     for round in 1..3 {
         place.wait_for("out", &format!("round {round}"));
@@ -146,10 +146,7 @@ wait("end")
 #[apply(as_root)]
 fn an_image_has_what_was_mapped_by_another_name() {
     let place = Place::new();
-    fs::write(place.file("job.py"), MAPPED).unwrap();
-    let mut run = place.start_with(&ON_REQUEST, &["python3", "-u", "job.py"], |run| {
-        run.env("CKPT_RUN_RESTART_BACKOFF", "0s");
-    });
+    let mut run = start(&place, MAPPED);
     let order = |order: &str| {
         place.wait_for("out", order);
         place.snapshot();
