@@ -27,7 +27,8 @@ impl Obstacle {
         }
     }
 
-    /// Returns true if the problem is likely to disappear soon: connections are accepted, data is read, a process exits.
+    /// Returns true if the problem is likely to disappear soon: connections are accepted, data is read, a process exits,
+    /// and programs that watch themselves (psutil) have files of their threads open for moments.
     #[must_use]
     pub fn is_passing(&self) -> bool {
         match self.finding {
@@ -36,12 +37,12 @@ impl Obstacle {
             | Finding::NotRead { .. }
             | Finding::Backlog(_)
             | Finding::Datagram
-            | Finding::Events(_) => true,
+            | Finding::Events(_)
+            | Finding::ProcFile { .. } => true,
             Finding::Stray
             | Finding::Session { .. }
             | Finding::Lease(_)
             | Finding::Namespace(_)
-            | Finding::ProcFile { .. }
             | Finding::Covered(_)
             | Finding::HugePages { .. }
             | Finding::Socket { .. }

@@ -217,6 +217,24 @@ impl Place {
             .to_owned()
     }
 
+    /// Requests a snapshot that the job prevents until it sees the file `gate`, which is made after the first attempt.
+    /// Returns what was said about the attempts.
+    pub fn snapshot_at_a_later_attempt(&self, gate: &str) -> String {
+        const AGAIN: &str = "the snapshot is taken again";
+        let begun = self.text("err").len();
+        let said = || self.text("err").split_off(begun);
+        std::thread::scope(|scope| {
+            let taken = scope.spawn(|| self.snapshot());
+            wait_until("an attempt", || {
+                said().contains(AGAIN) || taken.is_finished()
+            });
+            fs::write(self.file(gate), "").expect("a gate");
+            taken.join().expect("a snapshot");
+        });
+        assert!(said().contains(AGAIN), "{}", said());
+        said()
+    }
+
     /// Lets a job continue that waits for a file `go`.
     pub fn go(&self) {
         fs::write(self.file("go"), "").expect("written");

@@ -7,7 +7,7 @@ use std::net::{TcpListener, TcpStream};
 use super::survival::survives_two_crashes;
 use crate::harness::{
     ON_REQUEST, Place, apply, as_root, as_root_and_in_own_network, as_root_and_user, connected,
-    stderr, wait_until,
+    stderr,
 };
 
 /// Opens both ends of streams; every byte that passes is counted and hashed.
@@ -266,21 +266,7 @@ fn unaccepted_connection_with_data_is_refused() {
         for word in words {
             assert!(message.contains(word), "{message}");
         }
-        // Accepted between two attempts of the next one.
-        let attempts = || {
-            place
-                .text("err")
-                .matches("the snapshot is taken again")
-                .count()
-        };
-        let before = attempts();
-        let taken = std::thread::scope(|scope| {
-            let taken = scope.spawn(|| place.verb(&["snapshot"]));
-            wait_until("an attempt", || attempts() > before);
-            fs::write(place.file("accept"), "").expect("a gate");
-            taken.join().expect("a result")
-        });
-        assert!(taken.status.success(), "{}", stderr(&taken));
+        place.snapshot_at_a_later_attempt("accept");
         run.crash();
         place.wait_for("err", "restored");
         fs::write(place.file("restored"), "").expect("a gate");
