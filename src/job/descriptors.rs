@@ -4,12 +4,13 @@
 use std::ffi::{CStr, OsStr};
 use std::fs::{self, File, Metadata};
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use procfs::ProcError;
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::path::DecInt;
 
@@ -36,6 +37,24 @@ pub(super) struct Descriptor {
     pub target: PathBuf,
     metadata: OnceLock<Option<Metadata>>,
     info: OnceLock<String>,
+}
+
+/// Target of a link in `/proc/PID`. While a process computes, a link leads to another file at any moment: a shell that
+/// redirects its output does that all the time. Facts of the file that is held here are of one file.
+#[derive(Debug)]
+pub(super) struct Target {
+    /// Opened for its facts only (`O_PATH`).
+    pub held: OwnedFd,
+    pub path: PathBuf,
+}
+
+impl Target {
+    /// Holds the target; `None` if it is gone.
+    pub fn of(link: &Path) -> Option<Self> {
+        let held = rustix::fs::open(link, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
+        let path = fs::read_link(format!("/proc/self/fd/{}", held.as_raw_fd())).ok()?;
+        Some(Self { held, path })
+    }
 }
 
 impl Descriptors {
@@ -159,6 +178,13 @@ impl Descriptor {
             .get_or_init(|| self.present_info().unwrap_or_default())
     }
 
+    /// Returns the position of the next read or write; `None` if it cannot be read.
+    pub fn position(&self) -> Option<u64> {
+        let mut lines = self.info().lines();
+        let position = lines.find_map(|line| line.strip_prefix("pos:"))?;
+        position.trim().parse().ok()
+    }
+
     /// Same as [`info`](Self::info), without the cache.
     pub fn present_info(&self) -> io::Result<String> {
         fs::read_to_string(format!("/proc/{}/fdinfo/{}", self.pid, self.number))
@@ -197,6 +223,7 @@ mod tests {
         let (named, kernels) = (of(file.as_raw_fd()), of(timer.as_fd().as_raw_fd()));
         assert_eq!(named.target, file.path());
         assert!(named.metadata().unwrap().is_file() && named.info().contains("flags:"));
+        assert_eq!(named.position(), Some(0));
         assert!(kernels.is_kernels("timerfd") && !kernels.is_kernels("eventfd"));
         assert!(!named.is_kernels("timerfd"));
         let folders = open.with_folders();

@@ -40,7 +40,9 @@ pub use halt::{HaltError, Halted, code_of, halt, number_inside, thread_of};
 pub use input::{Input, InputMark};
 pub use links::{DumpLock, have_renamed, remove_links};
 pub use nodes::{Node, NodeKind, NodesError, needed};
-pub use obstacles::{Finding, Obstacle, ProcessName, When, find_obstacle, have_huge_pages};
+pub use obstacles::{
+    Finding, Obstacle, ProcessName, When, find_obstacle, find_unmounted, have_huge_pages,
+};
 pub use output::{Output, OutputMark, Patience, Relation, Shown, StatusLine};
 pub use process::{environment, has_mapped, user, users, variable};
 pub use rewind::error::RewindError;

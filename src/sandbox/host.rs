@@ -18,6 +18,7 @@ use nix::unistd::Pid;
 
 use super::callers_signals::CallersSignals;
 use super::io_uring::IoUring;
+use super::mounts::{FirstMounts, MountChanges};
 use super::network::{self, Connection, NetworkError};
 use super::protocol::{Credentials, Ended, Event, Request, ToolCommand, receive, send};
 use super::spawn::{SpawnError, privilege_missing, spawn};
@@ -65,6 +66,8 @@ pub enum SandboxError {
 pub struct Sandbox {
     pid: Pid,
     isolation: Isolation,
+    /// `None` where the job's mounts are the machine's.
+    first_mounts: Option<FirstMounts>,
     control: UnixStream,
     /// Lock held while a message is sent, because several threads send.
     sending: Mutex<()>,
@@ -127,6 +130,9 @@ impl Sandbox {
             Some(Ok(connection)) => Some(connection.follow().map_err(SandboxError::Talk)?),
             None => None,
         };
+        let isolated = isolation.has_namespaces();
+        let first_mounts = isolated.then(|| FirstMounts::of(pid.as_raw()));
+        let first_mounts = first_mounts.transpose().map_err(SandboxError::Talk)?;
         let (to_tool, tool_events) = channel();
         let (to_socket, sockets) = channel();
         let listener = control.try_clone().map_err(SandboxError::Talk)?;
@@ -148,6 +154,7 @@ impl Sandbox {
         Ok(Arc::new(Self {
             pid,
             isolation,
+            first_mounts,
             control,
             sending: Mutex::new(()),
             reaped,
@@ -174,6 +181,14 @@ impl Sandbox {
     #[must_use]
     pub fn isolation(&self) -> Isolation {
         self.isolation
+    }
+
+    /// Returns the mounts that the job sees and the machine does not have; none if the sandbox has exited.
+    #[must_use]
+    pub fn mount_changes(&self) -> MountChanges {
+        let first = self.first_mounts.as_ref();
+        let changes = first.and_then(|first| first.changes(self.pid()).ok());
+        changes.unwrap_or_default()
     }
 
     /// Returns true if CRIU can restore the job's TCP connections: it has `CAP_NET_ADMIN` over their network.

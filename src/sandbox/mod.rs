@@ -46,7 +46,7 @@ pub use host::{Sandbox, SandboxError, ToolRun};
 pub use init::main as init_main;
 pub use io_uring::IoUring;
 pub use job_user::{JobUser, UserError};
-pub use mounts::own_mount;
+pub use mounts::MountChanges;
 pub use network::{NetworkError, find_pasta};
 pub use network_keeper::{KEEPER_ARGUMENT, main as network_keeper_main};
 pub use protocol::{Credentials, Ended, Event, JobPids, ToolCommand};

@@ -1,26 +1,21 @@
-//! The sandbox's own mounts, and those that the job has created or changed in it. A new sandbox does not have the job's
-//! mounts, so after a restore paths would lead to other files.
+//! The sandbox's own mounts, those that the job has created or changed in it, and those that the machine no longer has.
+//! A new sandbox has neither of the latter, so after a restore paths would lead to other files.
+//!
+//! Mounts of the machine propagate into the sandbox where the machine's are shared, as systemd makes them. Elsewhere, as
+//! in most containers, the sandbox keeps the mounts that it has begun with.
 
 use std::collections::HashSet;
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use nix::mount::{MsFlags, mount};
 
-use super::own_network::RESOLVER_COPY;
 use crate::mount_table::Mount;
 
 /// Device that creates new terminals.
 const MAKER: &str = "/dev/ptmx";
-
-/// Path, type and root of mounts created by [`mount_proc`] and [`mount_terminals`].
-const SANDBOXS_OWN: [(&str, &str, &str); 3] = [
-    ("/proc", "proc", "/"),
-    ("/dev/pts", "devpts", "/"),
-    ("/dev/ptmx", "devpts", "/ptmx"),
-];
 
 /// Makes mounts of the host propagate into the sandbox, but not the reverse.
 pub(super) fn slave_mounts() -> io::Result<()> {
@@ -70,77 +65,107 @@ pub(super) fn mount_terminals(in_user_namespace: bool) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns the first mount point that is neither the machine's nor the sandbox's. `sandbox` is the host pid of pid 1.
-///
-/// # Errors
-/// A list of mounts cannot be read.
-pub fn own_mount(sandbox: i32) -> io::Result<Option<PathBuf>> {
-    let own = found_twice(|| Ok(difference(Mount::all_of("self")?, Mount::all_of(sandbox)?)))?;
-    Ok(own.map(|(path, ..)| path))
-}
-
 /// Path, file system and folder of a mount, and whether it is read-only: together they identify it.
 type Identity = (PathBuf, String, PathBuf, bool);
 
-/// Returns a mount that both of two looks find. The sandbox's mounts follow the machine's, and the two tables cannot be
-/// read at one time: a mount that another program makes in between seems to be the job's, but not in the next look.
-fn found_twice(look: impl Fn() -> io::Result<Vec<Identity>>) -> io::Result<Option<Identity>> {
-    let first = look()?;
-    if first.is_empty() {
-        return Ok(None);
-    }
-    let second = look()?;
-    Ok(first.into_iter().find(|mount| second.contains(mount)))
+/// The mounts of a sandbox before its job begins.
+#[derive(Debug)]
+pub(super) struct FirstMounts {
+    /// Those of the machine.
+    machines: HashSet<Identity>,
+    /// Those that only the sandbox has.
+    own: HashSet<Identity>,
 }
 
-fn difference(machines: Vec<Mount>, jobs: Vec<Mount>) -> Vec<Identity> {
+/// Mounts that a job sees and the machine does not have.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MountChanges {
+    /// Mount points of the job's own.
+    pub made: Vec<PathBuf>,
+    /// Mount points that the machine has unmounted or remounted since the job began.
+    pub unmounted: Vec<PathBuf>,
+}
+
+impl FirstMounts {
+    /// Reads the mounts. `sandbox` is the host pid of its pid 1, which has no job yet.
+    pub fn of(sandbox: i32) -> io::Result<Self> {
+        let all = identities(Mount::all_of(sandbox)?);
+        let machines = identities(Mount::all_of("self")?);
+        let (machines, own) = all.into_iter().partition(|mount| machines.contains(mount));
+        Ok(Self { machines, own })
+    }
+
+    /// Compares the present mounts.
+    pub fn changes(&self, sandbox: i32) -> io::Result<MountChanges> {
+        let look = || {
+            let machines = identities(Mount::all_of("self")?);
+            Ok(&identities(Mount::all_of(sandbox)?) - &machines)
+        };
+        Ok(self.sort(found_twice(look)?))
+    }
+
+    fn sort(&self, more: HashSet<Identity>) -> MountChanges {
+        let more = more.into_iter().filter(|mount| !self.own.contains(mount));
+        let (unmounted, made) = more.partition::<Vec<_>, _>(|mount| self.machines.contains(mount));
+        let [made, unmounted] = [made, unmounted].map(|mounts| {
+            let mut points: Vec<_> = mounts.into_iter().map(|(point, ..)| point).collect();
+            points.sort();
+            points
+        });
+        MountChanges { made, unmounted }
+    }
+}
+
+fn identities(mounts: Vec<Mount>) -> HashSet<Identity> {
     let about = |mount: Mount| {
         let is_read_only = mount.has("ro");
         (mount.point, mount.device, mount.root, is_read_only)
     };
-    let known: HashSet<_> = machines.into_iter().map(about).collect();
-    let own = jobs.into_iter().filter(|mount| !is_sandboxs(mount));
-    own.map(about)
-        .filter(|mount| !known.contains(mount))
-        .collect()
+    mounts.into_iter().map(about).collect()
 }
 
-fn is_sandboxs(mount: &Mount) -> bool {
-    let is_resolver = mount.root == Path::new("/").join(RESOLVER_COPY) && mount.kind == "tmpfs";
-    is_resolver
-        || SANDBOXS_OWN.iter().any(|(point, kind, root)| {
-            mount.point == Path::new(point) && mount.kind == *kind && mount.root == Path::new(root)
-        })
+/// Returns the mounts that both of two looks find. The sandbox's mounts follow the machine's, and the two tables cannot be
+/// read at one time: a mount that another program makes in between seems to be the job's, but not in the next look.
+fn found_twice(look: impl Fn() -> io::Result<HashSet<Identity>>) -> io::Result<HashSet<Identity>> {
+    let first = look()?;
+    if first.is_empty() {
+        return Ok(first);
+    }
+    Ok(&first & &look()?)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn mounts(more: &[&str]) -> Vec<Mount> {
-        let machines = [
-            "20 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda rw",
-            "21 20 0:5 / /proc rw - proc proc rw",
-            "22 20 0:6 / /dev rw - devtmpfs dev rw",
-        ];
-        let lines = machines.iter().chain(more);
-        let mounts = lines.map(|line| Mount::parse(line.as_bytes()).unwrap());
-        mounts.collect()
+    const MACHINES: [&str; 4] = [
+        "20 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda rw",
+        "21 20 0:5 / /proc rw - proc proc rw",
+        "22 20 0:6 / /dev rw - devtmpfs dev rw",
+        "23 20 8:2 / /mnt/data rw - ext4 /dev/sdb rw",
+    ];
+    const SANDBOXS: [&str; 3] = [
+        "30 21 0:99 / /proc rw,nosuid - proc proc rw",
+        "31 22 0:98 / /dev/pts rw - devpts devpts rw",
+        "32 22 0:98 /ptmx /dev/ptmx rw - devpts devpts rw",
+    ];
+
+    fn mounts(lines: &[&str]) -> HashSet<Identity> {
+        let mounts = lines
+            .iter()
+            .map(|line| Mount::parse(line.as_bytes()).unwrap());
+        identities(mounts.collect())
+    }
+
+    fn first() -> FirstMounts {
+        let (machines, own) = (mounts(&MACHINES), mounts(&SANDBOXS));
+        FirstMounts { machines, own }
     }
 
     #[test]
     fn a_mount_of_the_job_is_found_and_those_of_the_sandbox_are_not() {
-        let own = |more: &[&str]| {
-            let found = difference(mounts(&[]), mounts(more));
-            found.into_iter().next().map(|(point, ..)| point)
-        };
-        let sandboxs = [
-            "30 21 0:99 / /proc rw,nosuid - proc proc rw",
-            "31 22 0:98 / /dev/pts rw - devpts devpts rw",
-            "32 22 0:98 /ptmx /dev/ptmx rw - devpts devpts rw",
-            "34 20 0:97 /ckpt-run-resolv.conf /etc/resolv.conf rw - tmpfs none rw",
-        ];
-        assert_eq!(own(&sandboxs), None);
+        let made = |more: &[&str]| first().sort(&mounts(more) - &mounts(&MACHINES)).made;
+        assert!(made(&SANDBOXS).is_empty());
         for (line, point) in [
             (
                 "33 20 0:9 / /work/scr\\040atch rw - tmpfs none rw",
@@ -155,24 +180,37 @@ mod tests {
             ("33 22 8:1 /home /dev/shm rw - ext4 /dev/sda rw", "/dev/shm"),
             ("20 1 8:1 / / ro,relatime shared:1 - ext4 /dev/sda rw", "/"),
         ] {
-            let all = [&sandboxs[..], &[line]].concat();
-            assert_eq!(own(&all).as_deref(), Some(Path::new(point)), "{line}");
+            let all = [&SANDBOXS[..], &[line]].concat();
+            assert_eq!(made(&all), [PathBuf::from(point)], "{line}");
         }
     }
+
+    #[test]
+    fn a_mount_that_the_machine_no_longer_has_is_not_the_jobs() {
+        let [root, processes, devices, data] = MACHINES;
+        let now = |machines: &[&str]| first().sort(&mounts(&MACHINES) - &mounts(machines));
+        let unmounted = MountChanges {
+            made: Vec::new(),
+            unmounted: vec!["/mnt/data".into()],
+        };
+        assert_eq!(now(&[root, processes, devices]), unmounted);
+        let read_only = data.replace(" rw ", " ro ");
+        assert_eq!(now(&[root, processes, devices, &read_only]), unmounted);
+        assert_eq!(now(&MACHINES), MountChanges::default());
+    }
+
     #[test]
     fn a_mount_made_between_the_readings_is_not_the_jobs() {
         let line = |point: &str| format!("33 20 0:9 / {point} rw - tmpfs none rw");
         let (late, own) = (line("/late"), line("/own"));
         let found = |looks: [&[&str]; 2]| {
             let next = std::cell::Cell::new(0);
-            let look = || Ok(difference(mounts(&[]), mounts(looks[next.replace(1)])));
-            let found = found_twice(look).unwrap();
-            found.map(|(point, ..)| point)
+            let found = found_twice(|| Ok(mounts(looks[next.replace(1)]))).unwrap();
+            first().sort(found).made
         };
-        assert_eq!(found([&[&late], &[]]), None);
+        assert!(found([&[&late], &[]]).is_empty());
         // Another program mounts and unmounts all the time.
-        assert_eq!(found([&[&late], &[&line("/later")]]), None);
-        let of_the_job = found([&[&late, &own], &[&own]]);
-        assert_eq!(of_the_job.as_deref(), Some(Path::new("/own")));
+        assert!(found([&[&late], &[&line("/later")]]).is_empty());
+        assert_eq!(found([&[&late, &own], &[&own]]), [PathBuf::from("/own")]);
     }
 }

@@ -22,7 +22,7 @@ use crate::clock;
 pub(super) const NAME_SERVER: &str = "169.254.1.1";
 const RESOLVER: &str = "/etc/resolv.conf";
 /// Name of the file that is mounted over [`RESOLVER`].
-pub(super) const RESOLVER_COPY: &str = "ckpt-run-resolv.conf";
+const RESOLVER_COPY: &str = "ckpt-run-resolv.conf";
 /// First port that users may bind.
 const FIRST_PORT: &str = "/proc/sys/net/ipv4/ip_unprivileged_port_start";
 /// Groups that may send pings.

@@ -21,10 +21,10 @@ pub enum SnapshotError {
     /// The open files could not be listed.
     #[error("cannot list the job's open files")]
     Files(#[from] job::FilesError),
-    /// The job has mounted a file system itself, or sees one otherwise than the machine does.
+    /// The job has mounted a file system itself.
     #[error(
-        "the job has mounted or remounted a file system at {}, or the machine has remounted it since the job began, and a \
-         restore would begin without that; mount it before ckpt-run starts, or undo the mount",
+        "the job has mounted or remounted a file system at {}, and a restore would begin without that; mount it before \
+         ckpt-run starts, or undo the mount",
         .0.display()
     )]
     Mount(PathBuf),

@@ -10,7 +10,6 @@
 //! failed snapshot leaves the job computing and the store unchanged.
 
 use std::cell::Cell;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -35,7 +34,7 @@ use crate::run::progress::{Step, Work};
 use crate::run::run_context::RunContext;
 use crate::run::run_state::RunState;
 use crate::run::running_job::{Job, SharedStreams};
-use crate::sandbox;
+use crate::sandbox::MountChanges;
 use crate::store::{ImageId, ImageWriter, WriteOptions};
 
 /// Number of cores that the freeze may need: for CRIU, for the threads that copy its largest file, and for the driver.
@@ -51,11 +50,10 @@ const DRAIN_BUFFER: u64 = 1 << 30;
 /// Divisor of `snapshot.timeout`: the result is the longest time in which the store may accept no data while the job is
 /// frozen.
 const STALL_SHARE: u32 = 5;
-/// Limit on the attempts at a snapshot of a job that changes meanwhile. A process starts CUDA once; if processes of the
-/// job still start CUDA at the last attempt, the next scheduled snapshot is a better moment.
-const ATTEMPTS_MAX: u32 = 5;
-/// Wait between two attempts: starting CUDA takes up to some seconds, and the driver does not report when it is done.
-const ATTEMPT_PAUSE: Duration = Duration::from_secs(1);
+/// Waits between the attempts at a snapshot of a job that changes meanwhile. A connection is accepted and a file of a
+/// thread closed within milliseconds; starting CUDA takes up to some seconds, and the driver does not report when it is
+/// done. If the job still changes at the last attempt, the next scheduled snapshot is a better moment.
+const PAUSES_MS: [u64; 8] = [50, 100, 200, 400, 800, 1000, 1000, 1000];
 
 /// The job's state after its snapshot; of several requested states, the last of these is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -107,19 +105,19 @@ pub(crate) fn take(
         computing(freeze);
     };
     let attempt = || attempt(subject, afterwards, begun, None, &computing);
-    again_while_it_changes(attempt, || thread::sleep(ATTEMPT_PAUSE))
+    again_while_it_changes(attempt, thread::sleep)
 }
 
 /// Repeats the attempt as long as the job changes meanwhile, a limited number of times.
 fn again_while_it_changes<T>(
     mut attempt: impl FnMut() -> Result<T, SnapshotError>,
-    mut pause: impl FnMut(),
+    mut pause: impl FnMut(Duration),
 ) -> Result<T, SnapshotError> {
-    for number in 1..ATTEMPTS_MAX {
+    for (number, length) in (1..).zip(PAUSES_MS) {
         match attempt() {
             Err(error) if error.is_passing() => {
                 tracing::info!(attempt = number, "the snapshot is taken again: {error}");
-                pause();
+                pause(Duration::from_millis(length));
             }
             result => return result,
         }
@@ -144,10 +142,8 @@ fn attempt(
     if !job.lives(&processes) {
         return Err(SnapshotError::Ended);
     }
-    if let Some(mount) = own_mount(job) {
-        return Err(SnapshotError::Mount(mount));
-    }
     let open = Descriptors::of_present(&processes);
+    refuse_mounts(job, &open)?;
     dump::refuse_obstacles(job, &processes, &open, When::Ahead)?;
     look_at_sockets(subject, &open)?;
     job.own_activity.begins(job::cpu_time(&processes));
@@ -211,13 +207,23 @@ fn look_at_sockets(subject: Subject<'_>, open: &[Descriptors]) -> Result<(), Sna
     }
 }
 
-/// Returns a mount point of a file system that the job has mounted itself.
-fn own_mount(job: &Job) -> Option<PathBuf> {
-    if !job.sandbox.isolation().has_namespaces() {
-        return None;
+/// Refuses a job that has mounted a file system, or uses one that the machine no longer has.
+fn refuse_mounts(job: &Job, open: &[Descriptors]) -> Result<(), SnapshotError> {
+    let MountChanges { made, unmounted } = job.sandbox.mount_changes();
+    if let Some(mount) = made.into_iter().next() {
+        return Err(SnapshotError::Mount(mount));
     }
-    // A sandbox that has exited has no job to snapshot; the next step reports that.
-    sandbox::own_mount(job.sandbox.pid()).ok().flatten()
+    if let Some(obstacle) = job::find_unmounted(open, &unmounted) {
+        return Err(obstacle.into());
+    }
+    for mount in &unmounted {
+        tracing::warn!(
+            "the machine has unmounted or remounted {} since the job began; the job still has it, a restored job finds \
+             what the machine has there",
+            mount.display()
+        );
+    }
+    Ok(())
 }
 
 /// Returns the plan for memory that stays on the GPUs. All work on it that takes time is done here, before the job is
@@ -314,7 +320,7 @@ mod tests {
 
     #[test]
     fn a_job_that_changes_is_tried_again_a_few_times() {
-        for (changes, tries, taken) in [(0, 1, true), (4, 5, true), (5, 5, false), (9, 5, false)] {
+        for (changes, tries, taken) in [(0, 1, true), (4, 5, true), (8, 9, true), (9, 9, false)] {
             let (mut tried, mut paused) = (0, 0);
             let attempt = || {
                 tried += 1;
@@ -323,7 +329,7 @@ mod tests {
                 }
                 Ok(())
             };
-            let result = again_while_it_changes(attempt, || paused += 1);
+            let result = again_while_it_changes(attempt, |_| paused += 1);
             assert_eq!((tried, result.is_ok()), (tries, taken), "{changes} changes");
             assert_eq!(paused, tries - 1);
         }
@@ -337,7 +343,7 @@ mod tests {
             Err(SnapshotError::Ended)
         };
         let result: Result<(), _> =
-            again_while_it_changes(attempt, || panic!("the wait timed out"));
+            again_while_it_changes(attempt, |_| panic!("the wait timed out"));
         assert!(matches!(result, Err(SnapshotError::Ended)));
         assert_eq!(tried, 1);
     }

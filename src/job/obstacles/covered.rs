@@ -1,14 +1,12 @@
 //! Open files and folders below a mount point that was mounted later. Their paths lead to other files or to none.
 
 use std::collections::{HashMap, HashSet};
-use std::fs;
-use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags, open, statx};
+use rustix::fs::{AtFlags, FileType, StatxFlags, statx};
 
 use super::{Finding, Obstacle};
-use crate::job::descriptors::Descriptors;
+use crate::job::descriptors::{Descriptors, Target};
 use crate::job::files::is_deleted;
 use crate::job::tree::Process;
 use crate::mount_table::Mount;
@@ -93,25 +91,20 @@ impl Mounts {
 
 /// Returns path and mount number of a link's target in `/proc`; `None` if it is neither a file nor a folder, or the
 /// kernel is older than 5.8.
-///
-/// The job computes, and a shell that redirects its output opens another file in the descriptor at any moment. So both
-/// are those of one file, which this process holds.
 fn place_of(link: &Path) -> Option<(PathBuf, u64)> {
-    let target = open(link, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    let target = Target::of(link)?;
     let wanted = StatxFlags::TYPE | StatxFlags::MNT_ID;
-    let about = statx(&target, "", AtFlags::EMPTY_PATH, wanted).ok()?;
+    let about = statx(&target.held, "", AtFlags::EMPTY_PATH, wanted).ok()?;
     let kind = FileType::from_raw_mode(about.stx_mode.into());
     let has_mount = StatxFlags::from_bits_retain(about.stx_mask).contains(StatxFlags::MNT_ID);
-    if !has_mount || !matches!(kind, FileType::RegularFile | FileType::Directory) {
-        return None;
-    }
-    let path = fs::read_link(format!("/proc/self/fd/{}", target.as_raw_fd())).ok()?;
-    Some((path, about.stx_mnt_id))
+    let is_kept = matches!(kind, FileType::RegularFile | FileType::Directory);
+    (has_mount && is_kept).then_some((target.path, about.stx_mnt_id))
 }
 
 #[cfg(test)]
 mod tests {
     use std::fs::File;
+    use std::os::fd::AsRawFd;
     use std::process::Command;
 
     use super::*;

@@ -13,9 +13,11 @@ mod proc_files;
 mod search;
 mod sessions;
 mod strays;
+mod unmounted;
 mod watches;
 
 pub use hugetlb::have_huge_pages;
 pub use obstacle::{Finding, Obstacle, ProcessName};
 pub(super) use proc_files::is_proc_file;
 pub use search::{When, find_obstacle};
+pub use unmounted::find_unmounted;

@@ -44,6 +44,7 @@ impl Obstacle {
             | Finding::Lease(_)
             | Finding::Namespace(_)
             | Finding::Covered(_)
+            | Finding::Unmounted(_)
             | Finding::HugePages { .. }
             | Finding::Socket { .. }
             | Finding::Tun(_)
@@ -109,6 +110,13 @@ pub enum Finding {
         .0.display()
     )]
     Covered(PathBuf),
+    /// An open or mapped file or folder is on a file system that the machine has unmounted since the job began.
+    #[error(
+        "has {} open, on a file system that the machine has unmounted or remounted since the job began; mount it as it \
+         was, or let the process close the file",
+        .0.display()
+    )]
+    Unmounted(PathBuf),
     /// The process shares private huge pages with others, and the kernel could not give each process separate pages.
     #[error(
         "and others share huge pages of {kib} KiB (MAP_HUGETLB) since their fork; a restore gives each process separate \

@@ -2,21 +2,23 @@
 //!
 //! CRIU opens files by path at a time when all processes of the tree exist (also exited ones with open files in
 //! `/proc`) but have no threads and descriptors yet. In a new sandbox, a path leads to the same file if it is global
-//! (`/proc/stat`), or belongs to a process of the tree or to pid 1.
+//! (`/proc/stat`), or belongs to a process of the tree or to pid 1. CRIU seeks to the file's position before the
+//! process has its memory, so a half-read list of its mappings would continue at any place.
 
 use std::collections::HashSet;
-use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 
-use nix::sys::statfs::{PROC_SUPER_MAGIC, statfs};
+use nix::sys::stat::{fstat, lstat};
+use nix::sys::statfs::{PROC_SUPER_MAGIC, fstatfs, statfs};
 
 use super::{Finding, Obstacle};
-use crate::job::descriptors::Descriptors;
+use crate::job::descriptors::{Descriptor, Descriptors, Target};
 use crate::job::tree::Process;
 
 /// Mount point of procfs.
 const PROC: &str = "/proc";
+/// Files that list the mappings of a process.
+const LISTS_OF_MAPPINGS: [&str; 3] = ["maps", "smaps", "numa_maps"];
 /// Pid of the first process in every PID namespace.
 const INIT: i32 = 1;
 
@@ -34,18 +36,41 @@ pub(super) fn find(processes: &[Process], open: &[Descriptors]) -> Option<Obstac
     let top = processes.first().map_or(0, |root| root.host_pid);
     let top = PathBuf::from(format!("/proc/{top}/root"));
     for one in open {
-        for (link, path) in one.with_folders() {
-            if !is_proc_file(&link, &path) {
+        if let Some(list) = one.all.iter().find(|it| is_half_read_list(it)) {
+            let finding = Finding::ProcFile {
+                path: list.target.clone(),
+                reason: "is half read, and after a restore the rest would begin at another place",
+            };
+            return Some(Obstacle::of(&one.process, finding));
+        }
+        for (link, listed) in one.with_folders() {
+            let Some(target) = listed
+                .starts_with(PROC)
+                .then(|| Target::of(&link))
+                .flatten()
+            else {
+                continue;
+            };
+            let on = fstatfs(&target.held);
+            if !on.is_ok_and(|about| about.filesystem_type() == PROC_SUPER_MAGIC) {
                 continue;
             }
-            let reached = || Reached::by(&link, &top, &path);
-            if let Some(reason) = reason(&path, &pids, reached) {
+            if let Some(reason) = reason(&target.path, &pids, || Reached::by(&target, &top)) {
+                let path = target.path;
                 let finding = Finding::ProcFile { path, reason };
                 return Some(Obstacle::of(&one.process, finding));
             }
         }
     }
     None
+}
+
+fn is_half_read_list(descriptor: &Descriptor) -> bool {
+    let path = &descriptor.target;
+    let name = path.file_name().and_then(|name| name.to_str());
+    path.starts_with(PROC)
+        && name.is_some_and(|name| LISTS_OF_MAPPINGS.contains(&name))
+        && descriptor.position().is_some_and(|position| position != 0)
 }
 
 /// Target of an open file's path in a restore.
@@ -59,10 +84,10 @@ enum Reached {
 }
 
 impl Reached {
-    fn by(link: &Path, root: &Path, path: &Path) -> Self {
-        let path = path.strip_prefix("/").unwrap_or(path);
-        match (fs::metadata(link), fs::symlink_metadata(root.join(path))) {
-            (Ok(open), Ok(named)) if (open.dev(), open.ino()) == (named.dev(), named.ino()) => {
+    fn by(target: &Target, root: &Path) -> Self {
+        let path = target.path.strip_prefix("/").unwrap_or(&target.path);
+        match (fstat(&target.held), lstat(&root.join(path))) {
+            (Ok(open), Ok(named)) if (open.st_dev, open.st_ino) == (named.st_dev, named.st_ino) => {
                 Self::Same
             }
             (Ok(_), Ok(_)) => Self::Other,
