@@ -159,6 +159,9 @@ impl FrozenFiles {
     }
 
     fn look_into(&mut self, pid: c_int) -> bool {
+        if self.is_zombie(pid) {
+            return true;
+        }
         let mut path = Text::new();
         path.push_number(pid);
         path.push(b"/fd");
@@ -192,6 +195,23 @@ impl FrozenFiles {
                 });
                 is_read && is_whole
             })
+    }
+
+    /// Returns true for a process that has exited and was not waited for. The kernel does not let an ordinary user see that
+    /// it has neither files nor memory.
+    fn is_zombie(&mut self, pid: c_int) -> bool {
+        let mut path = Text::new();
+        path.push_number(pid);
+        path.push(b"/status");
+        let mut is_zombie = false;
+        self.with(path.as_c(), 0, |_, status| {
+            for_each_line(status, |line| {
+                let state = line.strip_prefix(b"State:\t");
+                is_zombie = state.is_some_and(|state| state.starts_with(b"Z"));
+                state.is_none()
+            })
+        });
+        is_zombie
     }
 
     /// Opens a file of a process and acts on it. A process that has exited has none.

@@ -18,7 +18,7 @@ use nix::unistd::Pid;
 
 use super::callers_signals::CallersSignals;
 use super::io_uring::IoUring;
-use super::mounts::{FirstMounts, MountChanges};
+use super::mounts::{self, KnownMounts, MountChanges};
 use super::network::{self, Connection, NetworkError};
 use super::protocol::{Credentials, Ended, Event, Request, ToolCommand, receive, send};
 use super::spawn::{SpawnError, privilege_missing, spawn};
@@ -47,6 +47,9 @@ pub enum SandboxError {
     /// The connection to pid 1 failed, or an unexpected message arrived.
     #[error("cannot talk to the sandbox")]
     Talk(#[source] io::Error),
+    /// The mounts of the machine or the sandbox cannot be read.
+    #[error("cannot read the mounts")]
+    Mounts(#[source] io::Error),
     /// Pid 1 has exited.
     #[error("cannot reach the sandbox: it has ended")]
     Gone,
@@ -67,7 +70,7 @@ pub struct Sandbox {
     pid: Pid,
     isolation: Isolation,
     /// `None` where the job's mounts are the machine's.
-    first_mounts: Option<FirstMounts>,
+    known_mounts: Option<Mutex<KnownMounts>>,
     control: UnixStream,
     /// Lock held while a message is sent, because several threads send.
     sending: Mutex<()>,
@@ -96,13 +99,13 @@ impl Sandbox {
         environment: &[(OsString, OsString)],
         on_event: impl Fn(Option<Event>) + Send + 'static,
     ) -> Result<Arc<Self>, SandboxError> {
+        let machines = mounts::of_the_machine().map_err(SandboxError::Mounts)?;
         let (pid, control) = spawn(program, isolation, environment)?;
         let first = receive::<Event>(&control).map_err(SandboxError::Talk);
         match first {
             Ok(Some((Event::Ready, _))) => {}
             failed => {
-                let _ = kill(pid, Signal::SIGKILL);
-                let _ = waitpid(pid, None);
+                abandon(pid);
                 return Err(match failed {
                     Ok(Some((Event::Failed { operation, errno }, _)))
                         if isolation.is_user() && privilege_missing(errno) =>
@@ -118,21 +121,28 @@ impl Sandbox {
                 });
             }
         }
+        let known_mounts = match isolation
+            .has_namespaces()
+            .then(|| KnownMounts::of(pid.as_raw(), &machines))
+        {
+            Some(Err(error)) => {
+                abandon(pid);
+                return Err(SandboxError::Mounts(error));
+            }
+            Some(Ok(known)) => Some(Mutex::new(known)),
+            None => None,
+        };
         let network = match isolation
             .has_network()
             .then(|| Connection::start(program, pid))
         {
             Some(Err(error)) => {
-                let _ = kill(pid, Signal::SIGKILL);
-                let _ = waitpid(pid, None);
+                abandon(pid);
                 return Err(error.into());
             }
             Some(Ok(connection)) => Some(connection.follow().map_err(SandboxError::Talk)?),
             None => None,
         };
-        let isolated = isolation.has_namespaces();
-        let first_mounts = isolated.then(|| FirstMounts::of(pid.as_raw()));
-        let first_mounts = first_mounts.transpose().map_err(SandboxError::Talk)?;
         let (to_tool, tool_events) = channel();
         let (to_socket, sockets) = channel();
         let listener = control.try_clone().map_err(SandboxError::Talk)?;
@@ -154,7 +164,7 @@ impl Sandbox {
         Ok(Arc::new(Self {
             pid,
             isolation,
-            first_mounts,
+            known_mounts,
             control,
             sending: Mutex::new(()),
             reaped,
@@ -186,8 +196,8 @@ impl Sandbox {
     /// Returns the mounts that the job sees and the machine does not have; none if the sandbox has exited.
     #[must_use]
     pub fn mount_changes(&self) -> MountChanges {
-        let first = self.first_mounts.as_ref();
-        let changes = first.and_then(|first| first.changes(self.pid()).ok());
+        let known = self.known_mounts.as_ref();
+        let changes = known.and_then(|known| locked(known).changes(self.pid()).ok());
         changes.unwrap_or_default()
     }
 
@@ -367,6 +377,12 @@ impl ToolRun<'_> {
             Err(RecvTimeoutError::Timeout) => Err(SandboxError::Slow(limit)),
         }
     }
+}
+
+/// Ends a sandbox that could not be set up.
+fn abandon(pid: Pid) {
+    let _ = kill(pid, Signal::SIGKILL);
+    let _ = waitpid(pid, None);
 }
 
 /// Waits until every process of the sandbox has exited.

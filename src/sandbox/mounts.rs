@@ -1,10 +1,10 @@
 //! The sandbox's own mounts, those that the job has created or changed in it, and those that the machine no longer has.
-//! A new sandbox has neither of the latter, so after a restore paths would lead to other files.
+//! A new sandbox has only its own and the machine's, so after a restore paths would lead to other files.
 //!
 //! Mounts of the machine propagate into the sandbox where the machine's are shared, as systemd makes them. Elsewhere, as
 //! in most containers, the sandbox keeps the mounts that it has begun with.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -68,13 +68,18 @@ pub(super) fn mount_terminals(in_user_namespace: bool) -> io::Result<()> {
 /// Path, file system and folder of a mount, and whether it is read-only: together they identify it.
 type Identity = (PathBuf, String, PathBuf, bool);
 
-/// The mounts of a sandbox before its job begins.
+/// Mounts of a namespace, with their numbers in it.
+type Mounts = HashMap<Identity, u64>;
+
+/// Mounts in a sandbox that the job has not made.
 #[derive(Debug)]
-pub(super) struct FirstMounts {
-    /// Those of the machine.
+pub(super) struct KnownMounts {
+    /// Those that the machine has or had.
     machines: HashSet<Identity>,
-    /// Those that only the sandbox has.
+    /// Those that only the sandbox had before its job began.
     own: HashSet<Identity>,
+    /// Those of the machine's that are known to be gone.
+    gone: HashSet<Identity>,
 }
 
 /// Mounts that a job sees and the machine does not have.
@@ -82,56 +87,85 @@ pub(super) struct FirstMounts {
 pub struct MountChanges {
     /// Mount points of the job's own.
     pub made: Vec<PathBuf>,
-    /// Mount points that the machine has unmounted or remounted since the job began.
-    pub unmounted: Vec<PathBuf>,
+    /// Numbers of the mounts that the machine has unmounted or remounted since the job began.
+    pub unmounted: Vec<u64>,
+    /// The mount points of those that were not gone at the last look.
+    pub newly_unmounted: Vec<PathBuf>,
 }
 
-impl FirstMounts {
-    /// Reads the mounts. `sandbox` is the host pid of its pid 1, which has no job yet.
-    pub fn of(sandbox: i32) -> io::Result<Self> {
-        let all = identities(Mount::all_of(sandbox)?);
-        let machines = identities(Mount::all_of("self")?);
-        let (machines, own) = all.into_iter().partition(|mount| machines.contains(mount));
-        Ok(Self { machines, own })
+/// The mounts at a moment.
+struct Look {
+    machines: Mounts,
+    sandboxs: Mounts,
+}
+
+impl Look {
+    fn at(sandbox: i32) -> io::Result<Self> {
+        Ok(Self {
+            machines: of_the_machine()?,
+            sandboxs: identified(Mount::all_of(sandbox)?),
+        })
+    }
+}
+
+/// Reads the machine's mounts.
+pub(super) fn of_the_machine() -> io::Result<Mounts> {
+    Ok(identified(Mount::all_of("self")?))
+}
+
+impl KnownMounts {
+    /// Reads the mounts of a sandbox that has no job yet. `sandbox` is the host pid of its pid 1; `before` are the machine's
+    /// mounts before it was started.
+    pub fn of(sandbox: i32, before: &Mounts) -> io::Result<Self> {
+        let all = identified(Mount::all_of(sandbox)?).into_keys();
+        let machines = of_the_machine()?;
+        let (machines, own) =
+            all.partition(|mount| machines.contains_key(mount) || before.contains_key(mount));
+        Ok(Self {
+            machines,
+            own,
+            gone: HashSet::new(),
+        })
     }
 
     /// Compares the present mounts.
-    pub fn changes(&self, sandbox: i32) -> io::Result<MountChanges> {
-        let look = || {
-            let machines = identities(Mount::all_of("self")?);
-            Ok(&identities(Mount::all_of(sandbox)?) - &machines)
-        };
-        Ok(self.sort(found_twice(look)?))
+    pub fn changes(&mut self, sandbox: i32) -> io::Result<MountChanges> {
+        Ok(self.compare(&Look::at(sandbox)?, Look::at(sandbox)?))
     }
 
-    fn sort(&self, more: HashSet<Identity>) -> MountChanges {
-        let more = more.into_iter().filter(|mount| !self.own.contains(mount));
-        let (unmounted, made) = more.partition::<Vec<_>, _>(|mount| self.machines.contains(mount));
-        let [made, unmounted] = [made, unmounted].map(|mounts| {
-            let mut points: Vec<_> = mounts.into_iter().map(|(point, ..)| point).collect();
-            points.sort();
-            points
-        });
-        MountChanges { made, unmounted }
+    /// Compares two looks at the machine's mounts and those of the sandbox. The sandbox's follow the machine's, and the two
+    /// tables cannot be read at one time: a mount that another program makes in between seems to be the job's, but not in
+    /// the next look.
+    fn compare(&mut self, first: &Look, second: Look) -> MountChanges {
+        let mut changes = MountChanges::default();
+        for (mount, number) in second.sandboxs {
+            if second.machines.contains_key(&mount) {
+                // The machine has mounted it while the job runs, or again.
+                self.gone.remove(&mount);
+                self.machines.insert(mount);
+            } else if self.machines.contains(&mount) {
+                changes.unmounted.push(number);
+                if self.gone.insert(mount.clone()) {
+                    changes.newly_unmounted.push(mount.0);
+                }
+            } else if !self.own.contains(&mount)
+                && first.sandboxs.contains_key(&mount)
+                && !first.machines.contains_key(&mount)
+            {
+                changes.made.push(mount.0);
+            }
+        }
+        changes
     }
 }
 
-fn identities(mounts: Vec<Mount>) -> HashSet<Identity> {
+fn identified(mounts: Vec<Mount>) -> Mounts {
     let about = |mount: Mount| {
         let is_read_only = mount.has("ro");
-        (mount.point, mount.device, mount.root, is_read_only)
+        let identity = (mount.point, mount.device, mount.root, is_read_only);
+        (identity, mount.id)
     };
     mounts.into_iter().map(about).collect()
-}
-
-/// Returns the mounts that both of two looks find. The sandbox's mounts follow the machine's, and the two tables cannot be
-/// read at one time: a mount that another program makes in between seems to be the job's, but not in the next look.
-fn found_twice(look: impl Fn() -> io::Result<HashSet<Identity>>) -> io::Result<HashSet<Identity>> {
-    let first = look()?;
-    if first.is_empty() {
-        return Ok(first);
-    }
-    Ok(&first & &look()?)
 }
 
 #[cfg(test)]
@@ -150,21 +184,36 @@ mod tests {
         "32 22 0:98 /ptmx /dev/ptmx rw - devpts devpts rw",
     ];
 
-    fn mounts(lines: &[&str]) -> HashSet<Identity> {
+    fn mounts(lines: &[&str]) -> Mounts {
         let mounts = lines
             .iter()
             .map(|line| Mount::parse(line.as_bytes()).unwrap());
-        identities(mounts.collect())
+        identified(mounts.collect())
     }
 
-    fn first() -> FirstMounts {
-        let (machines, own) = (mounts(&MACHINES), mounts(&SANDBOXS));
-        FirstMounts { machines, own }
+    fn look(machines: &[&str], sandboxs: &[&str]) -> Look {
+        let [machines, sandboxs] = [machines, sandboxs].map(mounts);
+        Look { machines, sandboxs }
+    }
+
+    fn known() -> KnownMounts {
+        let identities = |lines| mounts(lines).into_keys().collect();
+        KnownMounts {
+            machines: identities(&MACHINES),
+            own: identities(&SANDBOXS),
+            gone: HashSet::new(),
+        }
+    }
+
+    /// What is found in a sandbox with the machine's mounts and `more`.
+    fn in_sandbox(known: &mut KnownMounts, machines: &[&str], more: &[&str]) -> MountChanges {
+        let more = [&MACHINES, more].concat();
+        known.compare(&look(machines, &more), look(machines, &more))
     }
 
     #[test]
     fn a_mount_of_the_job_is_found_and_those_of_the_sandbox_are_not() {
-        let made = |more: &[&str]| first().sort(&mounts(more) - &mounts(&MACHINES)).made;
+        let made = |more: &[&str]| in_sandbox(&mut known(), &MACHINES, more).made;
         assert!(made(&SANDBOXS).is_empty());
         for (line, point) in [
             (
@@ -188,29 +237,42 @@ mod tests {
     #[test]
     fn a_mount_that_the_machine_no_longer_has_is_not_the_jobs() {
         let [root, processes, devices, data] = MACHINES;
-        let now = |machines: &[&str]| first().sort(&mounts(&MACHINES) - &mounts(machines));
-        let unmounted = MountChanges {
-            made: Vec::new(),
-            unmounted: vec!["/mnt/data".into()],
-        };
-        assert_eq!(now(&[root, processes, devices]), unmounted);
+        let without = [root, processes, devices];
         let read_only = data.replace(" rw ", " ro ");
-        assert_eq!(now(&[root, processes, devices, &read_only]), unmounted);
-        assert_eq!(now(&MACHINES), MountChanges::default());
+        let remounted = [root, processes, devices, &read_only];
+        let mut known = known();
+        for machines in [&without[..], &remounted] {
+            let changes = in_sandbox(&mut known, machines, &[]);
+            assert_eq!((changes.made, changes.unmounted), (Vec::new(), vec![23]));
+        }
+        let again = in_sandbox(&mut known, &MACHINES, &[]);
+        assert_eq!(again, MountChanges::default());
+    }
+
+    #[test]
+    fn a_mount_is_newly_gone_once() {
+        let late = "33 20 8:9 / /mnt/late rw - ext4 /dev/sdc rw";
+        let mut known = known();
+        let present = [&MACHINES[..], &[late]].concat();
+        let begun = in_sandbox(&mut known, &present, &[late]);
+        assert_eq!(begun, MountChanges::default(), "the machine mounts it");
+        for newly in [vec![PathBuf::from("/mnt/late")], Vec::new()] {
+            let gone = in_sandbox(&mut known, &MACHINES, &[late]);
+            assert_eq!((gone.unmounted, gone.newly_unmounted), (vec![33], newly));
+        }
     }
 
     #[test]
     fn a_mount_made_between_the_readings_is_not_the_jobs() {
         let line = |point: &str| format!("33 20 0:9 / {point} rw - tmpfs none rw");
         let (late, own) = (line("/late"), line("/own"));
-        let found = |looks: [&[&str]; 2]| {
-            let next = std::cell::Cell::new(0);
-            let found = found_twice(|| Ok(mounts(looks[next.replace(1)]))).unwrap();
-            first().sort(found).made
+        let made = |looks: [&[&str]; 2]| {
+            let [first, second] = looks.map(|more| look(&[], more));
+            known().compare(&first, second).made
         };
-        assert!(found([&[&late], &[]]).is_empty());
+        assert!(made([&[&late], &[]]).is_empty());
         // Another program mounts and unmounts all the time.
-        assert!(found([&[&late], &[&line("/later")]]).is_empty());
-        assert_eq!(found([&[&late, &own], &[&own]]), [PathBuf::from("/own")]);
+        assert!(made([&[&late], &[&line("/later")]]).is_empty());
+        assert_eq!(made([&[&late, &own], &[&own]]), [PathBuf::from("/own")]);
     }
 }

@@ -327,7 +327,27 @@ pub(super) fn refuse_obstacles(
     open: &[Descriptors],
     when: When,
 ) -> Result<(), SnapshotError> {
+    refuse_mounts(job, open)?;
     match job::find_obstacle(job.sandbox.pid(), processes, open, when)? {
+        Some(obstacle) => Err(obstacle.into()),
+        None => Ok(()),
+    }
+}
+
+/// Refuses a job that has mounted a file system, or uses one that the machine no longer has.
+fn refuse_mounts(job: &Job, open: &[Descriptors]) -> Result<(), SnapshotError> {
+    let changes = job.sandbox.mount_changes();
+    if let Some(mount) = changes.made.into_iter().next() {
+        return Err(SnapshotError::Mount(mount));
+    }
+    for mount in changes.newly_unmounted {
+        tracing::warn!(
+            "the machine has unmounted or remounted {} since the job began; the job still has it, a restored job finds \
+             what the machine has there",
+            mount.display()
+        );
+    }
+    match job::find_unmounted(open, &changes.unmounted) {
         Some(obstacle) => Err(obstacle.into()),
         None => Ok(()),
     }

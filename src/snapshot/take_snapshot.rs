@@ -34,7 +34,6 @@ use crate::run::progress::{Step, Work};
 use crate::run::run_context::RunContext;
 use crate::run::run_state::RunState;
 use crate::run::running_job::{Job, SharedStreams};
-use crate::sandbox::MountChanges;
 use crate::store::{ImageId, ImageWriter, WriteOptions};
 
 /// Number of cores that the freeze may need: for CRIU, for the threads that copy its largest file, and for the driver.
@@ -143,7 +142,6 @@ fn attempt(
         return Err(SnapshotError::Ended);
     }
     let open = Descriptors::of_present(&processes);
-    refuse_mounts(job, &open)?;
     dump::refuse_obstacles(job, &processes, &open, When::Ahead)?;
     look_at_sockets(subject, &open)?;
     job.own_activity.begins(job::cpu_time(&processes));
@@ -205,25 +203,6 @@ fn look_at_sockets(subject: Subject<'_>, open: &[Descriptors]) -> Result<(), Sna
         // A process may exit at any moment.
         Ok(_) | Err(_) => Ok(()),
     }
-}
-
-/// Refuses a job that has mounted a file system, or uses one that the machine no longer has.
-fn refuse_mounts(job: &Job, open: &[Descriptors]) -> Result<(), SnapshotError> {
-    let MountChanges { made, unmounted } = job.sandbox.mount_changes();
-    if let Some(mount) = made.into_iter().next() {
-        return Err(SnapshotError::Mount(mount));
-    }
-    if let Some(obstacle) = job::find_unmounted(open, &unmounted) {
-        return Err(obstacle.into());
-    }
-    for mount in &unmounted {
-        tracing::warn!(
-            "the machine has unmounted or remounted {} since the job began; the job still has it, a restored job finds \
-             what the machine has there",
-            mount.display()
-        );
-    }
-    Ok(())
 }
 
 /// Returns the plan for memory that stays on the GPUs. All work on it that takes time is done here, before the job is

@@ -7,6 +7,7 @@ mod covered;
 mod first_threads;
 mod hugetlb;
 mod leases;
+mod mount_tree;
 mod namespaces;
 mod obstacle;
 mod proc_files;

@@ -27,8 +27,8 @@ impl Obstacle {
         }
     }
 
-    /// Returns true if the problem is likely to disappear soon: connections are accepted, data is read, a process exits,
-    /// and programs that watch themselves (psutil) have files of their threads open for moments.
+    /// Returns true if the problem is likely to disappear soon: connections are accepted, data is read, a process exits, a
+    /// file is closed (programs that watch themselves, as by psutil, have files of their threads open for moments).
     #[must_use]
     pub fn is_passing(&self) -> bool {
         match self.finding {
@@ -38,13 +38,13 @@ impl Obstacle {
             | Finding::Backlog(_)
             | Finding::Datagram
             | Finding::Events(_)
-            | Finding::ProcFile { .. } => true,
+            | Finding::ProcFile { .. }
+            | Finding::Unmounted(_) => true,
             Finding::Stray
             | Finding::Session { .. }
             | Finding::Lease(_)
             | Finding::Namespace(_)
             | Finding::Covered(_)
-            | Finding::Unmounted(_)
             | Finding::HugePages { .. }
             | Finding::Socket { .. }
             | Finding::Tun(_)

@@ -6,6 +6,7 @@
 //! process has its memory, so a half-read list of its mappings would continue at any place.
 
 use std::collections::HashSet;
+use std::fs;
 use std::path::{Component, Path, PathBuf};
 
 use nix::sys::stat::{fstat, lstat};
@@ -65,12 +66,16 @@ pub(super) fn find(processes: &[Process], open: &[Descriptors]) -> Option<Obstac
     None
 }
 
+/// Returns true for a list of mappings that the process has begun to read. At its end, the position no longer matters.
 fn is_half_read_list(descriptor: &Descriptor) -> bool {
     let path = &descriptor.target;
     let name = path.file_name().and_then(|name| name.to_str());
-    path.starts_with(PROC)
-        && name.is_some_and(|name| LISTS_OF_MAPPINGS.contains(&name))
-        && descriptor.position().is_some_and(|position| position != 0)
+    if !path.starts_with(PROC) || !name.is_some_and(|name| LISTS_OF_MAPPINGS.contains(&name)) {
+        return false;
+    }
+    let position = descriptor.position().unwrap_or_default();
+    let length = || fs::read(descriptor.link()).map_or(0, |list| list.len() as u64);
+    position != 0 && position < length()
 }
 
 /// Target of an open file's path in a restore.

@@ -55,6 +55,24 @@ fn large_memory_is_written_into_criu_directly() {
 }
 
 #[apply(as_root_and_user)]
+fn memory_of_an_unlinked_file_survives_beside_a_zombie() {
+    survives(
+        r#"
+name = f"/dev/shm/ckpt-run-test-{os.getpid()}-{time.time_ns()}"
+with open(name, "w+b") as file:
+    file.truncate(4096)
+    shared = mmap.mmap(file.fileno(), 4096)
+os.remove(name)
+child = os.fork()
+if child == 0: shared[:5] = b"child"; os._exit(7)
+os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+for i in steps(): shared[100 + i] = i
+note(bytes(shared[:5]), sum(bytes(shared)), os.waitpid(child, 0)[1])
+"#,
+    );
+}
+
+#[apply(as_root_and_user)]
 fn anonymous_shared_memory_stays_shared() {
     survives(
         r#"

@@ -1,7 +1,7 @@
 //! Files of `/proc` that a job keeps open, as programs do that watch their memory or their children.
 
 use super::survival::survives;
-use crate::harness::{ON_REQUEST, Place, UNTIL_GO, apply, as_root, as_root_and_user};
+use crate::harness::{ON_REQUEST, Place, UNTIL_GO, apply, as_root, as_root_and_user, stderr};
 
 #[apply(as_root)]
 fn open_files_of_proc_are_those_of_the_restored_processes() {
@@ -18,6 +18,7 @@ paths = ["self/status", "thread-self/comm", f"self/task/{me}/comm", f"{child}/co
          "sys/kernel/pid_max", "1/status", "version"]
 opened = {path: os.open("/proc/" + path, os.O_RDONLY) for path in paths}
 maps, memory = open("/proc/self/maps"), os.open("/proc/self/mem", os.O_RDONLY)
+read = open("/proc/self/maps"); read.read()
 score = os.open("/proc/self/oom_score_adj", os.O_RDWR)
 folder = os.open("/proc/self/task", os.O_RDONLY | os.O_DIRECTORY)
 dead = os.open(f"/proc/{gone}/status", os.O_RDONLY)
@@ -37,7 +38,8 @@ for i in steps():
     os.pwrite(score, b"%d" % (500 + i), 0); note(os.pread(score, 9, 0), open("/proc/self/oom_score_adj").read())
     note(errno_of(lambda: os.pread(dead, 10, 0)), errno_of(lambda: os.waitpid(gone, 0)))
     note(os.listdir(folder) == [str(me)])
-note("libc" in maps.read())
+read.seek(0)
+note("libc" in maps.read(), "libc" in read.read())
 os.kill(child, signal.SIGKILL)
 "#,
     );
@@ -69,6 +71,13 @@ fn a_proc_file_that_a_restore_would_not_find_is_named() {
         );
         let mut run = place.start_python(&ON_REQUEST, &script);
         place.wait_for("out", "ready");
+        if why == "is half read" {
+            let said = stderr(&place.verb(&["snapshot"]));
+            assert!(
+                said.contains("let the job close it") && said.contains(why),
+                "{said}"
+            );
+        }
         // Programs that watch themselves have such files open for moments.
         let said = place.snapshot_at_a_later_attempt("go");
         assert!(said.contains(&run.job_named()), "{said}");
