@@ -14,6 +14,14 @@ pub fn now() -> Instant {
     Instant::now()
 }
 
+/// Returns the value of the monotonic clock.
+#[must_use]
+pub fn monotonic() -> Duration {
+    let time = clock_gettime(ClockId::CLOCK_MONOTONIC);
+    // Every Linux has this clock.
+    time.map_or(Duration::MAX, Duration::from)
+}
+
 /// Returns the time since the machine's boot, including the time for which it was suspended.
 #[must_use]
 pub fn since_boot() -> Duration {

@@ -43,6 +43,7 @@ impl UserSandbox {
             restores: None,
             io_uring: IoUring::Allow,
             own_ipc: true,
+            clock_offsets: None,
         };
         let run = self.0.run_tool(tool, &[said.as_raw_fd()]);
         let ended = run.and_then(|run| run.wait(CHECK_LIMIT));

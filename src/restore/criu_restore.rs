@@ -12,23 +12,27 @@ use std::time::Duration;
 use super::error::RestoreError;
 use super::image_files::ImageFiles;
 use super::landing::Landing;
+use crate::clock;
 use crate::config;
 use crate::criu::{
     ImagePipe, ImageSource, Inherited, MEMORY_FILES, RestoreOptions, Serve, Tcp,
     asks_when_restored, plugin_calls, plugin_interposes, plugin_reads_directly, plugin_restores,
     reports_shortage, restore_arguments,
 };
-use crate::job::ThreadAttributes;
+use crate::job::{self, ThreadAttributes};
 use crate::run::format::{logged, why};
 use crate::run::image_facts::ImageFacts;
 use crate::run::run_context::RunContext;
-use crate::sandbox::{Ended, Sandbox, SandboxError, ToolCommand, ToolRun};
+use crate::sandbox::{Clocks, Ended, Sandbox, SandboxError, ToolCommand, ToolRun};
 use crate::store::{ImageReader, ReadError};
 use crate::sync::{OnPanic, locked};
 
 /// Number of the first descriptor that CRIU inherits. It is above the descriptors that CRIU is started with, and below
 /// CRIU's service descriptors.
 const FIRST_DESCRIPTOR: RawFd = 200;
+
+/// Largest jump of the job's clocks that is no reason for a warning.
+const CLOCK_ERROR: Duration = Duration::from_secs(10);
 
 /// Runs `criu restore` in the sandbox and serves it the image. The job's processes run when this function returns.
 pub(super) fn run_criu(
@@ -85,6 +89,10 @@ pub(super) fn run_criu(
     environment.extend(own_calls(&facts.attributes));
     environment.push(asks_when_restored(sockets.path()));
     environment.push(plugin_reads_directly(sockets.path()));
+    let begun = clock::now();
+    // With privileges, CRIU continues them itself.
+    let clocks = facts.clocks.filter(|_| sandbox.is_unprivileged());
+    let clock_offsets = clocks.and_then(|clocks| clocks.offsets().ok());
     let tool = ToolCommand {
         argv,
         environment,
@@ -92,6 +100,7 @@ pub(super) fn run_criu(
         restores: Some(facts.pids),
         io_uring: facts.io_uring,
         own_ipc: false,
+        clock_offsets,
     };
     let (stop, stopped) = UnixStream::pair().map_err(RestoreError::Prepare)?;
     let stopped = &stopped;
@@ -123,7 +132,34 @@ pub(super) fn run_criu(
         sandbox.kill();
         return Err(RestoreError::Panicked);
     };
-    outcome(sandbox, &log, &failure, (ended, looked))
+    outcome(sandbox, &log, &failure, (ended, looked))?;
+    check_clocks(sandbox, facts, begun.elapsed());
+    Ok(())
+}
+
+/// Warns if the job's clocks do not continue from the snapshot. `taken` is the time of the restore.
+fn check_clocks(sandbox: &Sandbox, facts: &ImageFacts, taken: Duration) {
+    let root = job::child_with_pid(sandbox.pid(), facts.pids.root);
+    let Some((before, now)) = facts
+        .clocks
+        .zip(root.ok().and_then(|root| Clocks::of(root).ok()))
+    else {
+        return;
+    };
+    let jump = Duration::from_nanos(now.since(before).monotonic_ns.unsigned_abs());
+    // CRIU records its own value, at another moment of the freeze.
+    let freeze = Duration::try_from_secs_f64(facts.freeze_seconds).unwrap_or_default();
+    if jump > taken + freeze + CLOCK_ERROR {
+        let direction = if now.since(before).monotonic_ns < 0 {
+            "back"
+        } else {
+            "forward"
+        };
+        tracing::warn!(
+            "the job's monotonic clock has jumped {direction} by {jump:.0?}, so its waits may end early or late: the kernel \
+             gave it no time namespace (needs CAP_SYS_TIME and CONFIG_TIME_NS)"
+        );
+    }
 }
 
 /// Returns the result of CRIU's run and of the landing. Kills the sandbox if the job must not run on.

@@ -15,7 +15,7 @@ use crate::clock;
 use crate::files::Kept;
 use crate::job::{Node, OpenFile, ProcessAccount, Sockets, ThreadAttributes, Timer};
 use crate::path_text::{self, CommandLine};
-use crate::sandbox::{IoUring, Isolation, JobPids, Network};
+use crate::sandbox::{Clocks, IoUring, Isolation, JobPids, Network};
 use crate::store::{ImageId, WorkShares};
 
 /// Stream with the list of the files that the job writes.
@@ -117,6 +117,9 @@ pub struct ImageFacts {
     /// True if the job had a network namespace.
     #[serde(default)]
     pub own_network: bool,
+    /// The job's clocks at the freeze; `None` in images made before they were recorded.
+    #[serde(default)]
+    pub clocks: Option<Clocks>,
     /// The CUDA part, if there is one.
     pub cuda: Option<CudaFacts>,
     /// Token that names the job's agents; `None` in images made before there were agents.

@@ -229,6 +229,7 @@ impl RunContext {
             restores: None,
             io_uring: IoUring::Allow,
             own_ipc: false,
+            clock_offsets: None,
         };
         let numbers = descriptors.each_ref().map(AsRawFd::as_raw_fd);
         sandbox.watch(watcher, files::obituary(), &numbers)?;

@@ -250,6 +250,10 @@ impl Init {
     }
 
     fn run_tool(&mut self, tool: &ToolCommand, descriptors: &[OwnedFd]) -> io::Result<()> {
+        if let Some(offsets) = tool.clock_offsets {
+            // The supervisor compares the clocks of the restored job.
+            let _ = offsets.offset_children();
+        }
         let child = start_tool(tool, Stdio::null(), descriptors)?;
         let pid = Pid::from_raw(i32::try_from(child.id()).map_err(io::Error::other)?);
         if tool.restores.is_some() {

@@ -20,6 +20,7 @@
 
 mod bpf_filter;
 mod callers_signals;
+mod clocks;
 mod descendants;
 mod filters;
 mod forbidden;
@@ -41,6 +42,7 @@ mod spawn;
 mod user_namespace;
 
 pub use callers_signals::await_children;
+pub use clocks::Clocks;
 pub use forbidden::Forbidden;
 pub use host::{Sandbox, SandboxError, ToolRun};
 pub use init::main as init_main;

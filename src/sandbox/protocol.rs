@@ -13,6 +13,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::callers_signals::CallersSignals;
+use super::clocks::Clocks;
 use super::io_uring::IoUring;
 use crate::checked;
 use crate::fd_passing;
@@ -69,6 +70,9 @@ pub struct ToolCommand {
     pub io_uring: IoUring,
     /// True if the tool gets an IPC namespace of its own, as the job's first process does.
     pub own_ipc: bool,
+    /// Offsets of the clocks of the tool, of its descendants and of all later processes of the sandbox; `None` leaves the
+    /// clocks as they are. If the kernel refuses that, the tool runs without it.
+    pub clock_offsets: Option<Clocks>,
 }
 
 /// Ids of the job's user, if it differs from the supervisor's.

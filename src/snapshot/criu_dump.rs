@@ -129,6 +129,7 @@ impl<'a> CriuDump<'a> {
             restores: None,
             io_uring: IoUring::Allow,
             own_ipc: false,
+            clock_offsets: None,
         };
         let tool = job.sandbox.run_tool(tool, &[printed.as_raw_fd()])?;
         let mut criu_dump = Self {

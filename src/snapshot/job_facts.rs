@@ -14,7 +14,7 @@ use crate::run::gpu_facts::CudaFacts;
 use crate::run::image_facts::ImageFacts;
 use crate::run::machine;
 use crate::run::streams::Marks;
-use crate::sandbox::IoUring;
+use crate::sandbox::{Clocks, IoUring};
 
 /// Facts about the processes' open files and descriptors. Recording them takes time, which CRIU needs as well.
 pub(crate) struct Opened {
@@ -58,6 +58,7 @@ pub(crate) struct Recorded {
     sockets: job::Sockets,
     timers: Vec<job::Timer>,
     huge_pages: bool,
+    clocks: Option<Clocks>,
     attributes: Vec<job::ThreadAttributes>,
     streams: Marks,
 }
@@ -75,6 +76,9 @@ impl Recorded {
         Ok(Self {
             accounts: job::account(&processes),
             huge_pages: job::have_huge_pages(&processes),
+            clocks: processes
+                .first()
+                .and_then(|root| Clocks::of(root.host_pid).ok()),
             attributes: job::record_attributes(&processes),
             processes,
             users: job::users(&pids),
@@ -134,6 +138,7 @@ impl Recorded {
             isolated: isolation.has_namespaces(),
             namespace_of: isolation.is_user().then(|| nix::unistd::geteuid().as_raw()),
             own_network: isolation.has_network(),
+            clocks: self.clocks,
             io_uring: match filters {
                 None | Some(0) => IoUring::Allow,
                 Some(_) => IoUring::Hide,

@@ -109,6 +109,7 @@ fn a_tool_outlives_the_orphans_that_are_killed_beside_it() {
             restores: None,
             io_uring: IoUring::Allow,
             own_ipc: false,
+            clock_offsets: None,
         };
         let run = job.sandbox.run_tool(tool, &[]).unwrap();
         let tool = with_argument(&job.sandbox, "/bin/sleep\x002000");

@@ -1,9 +1,12 @@
-//! Threads that wait in the kernel: a snapshot and a restore must not end the wait.
+//! Threads that wait in the kernel: a snapshot and a restore must not end the wait, nor change the clocks by which it ends.
 
 use std::fs;
+use std::process::Command;
 
 use super::survival::survives;
-use crate::harness::{ON_REQUEST, Place, apply, as_root};
+use crate::harness::{
+    ON_REQUEST, Ordinary, Place, apply, as_root, as_root_and_user, program, stderr, wait_until,
+};
 
 /// Calls the C library directly: Python's own functions restart after an interruption.
 const WAITS: &str = r#"
@@ -95,4 +98,59 @@ fn tail_follows_a_file_across_a_snapshot_and_a_restore() {
     place.go();
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
     assert!(!place.text("err").contains("Interrupted"));
+}
+
+/// Computes until there is a file `go`, and says how far its clocks have jumped.
+const CLOCKS: &str = r#"
+import os, time
+def clocks():
+    since_boot = float(open("/proc/uptime").read().split()[0])
+    return [time.clock_gettime(time.CLOCK_MONOTONIC), time.clock_gettime(time.CLOCK_BOOTTIME), since_boot]
+jump, last = 0, clocks()
+print("ready", flush=True)
+while not os.path.exists("go"):
+    time.sleep(0.02)
+    now = clocks()
+    jump, last = max(jump, *(abs(a - b) for a, b in zip(now, last))), now
+print("continued" if jump < 1000 else f"jumped by {jump} s", flush=True)
+"#;
+
+#[apply(as_root_and_user)]
+fn clocks_continue_on_a_machine_with_another_uptime() {
+    let place = Place::new();
+    let mut run = place.start_python(&ON_REQUEST, CLOCKS);
+    place.wait_for("out", "ready");
+    // An image of a restored job has the clocks of the job, not those of the machine.
+    for (restores, offset) in (1..).zip(["1000000", "2000000"]) {
+        let stopped = place.verb(&["stop"]);
+        assert!(stopped.status.success(), "{}", stderr(&stopped));
+        assert_eq!(run.wait(), 75, "{}", place.text("err"));
+        let mut machine = Command::new("unshare");
+        machine.args([
+            "--time",
+            "--monotonic",
+            offset,
+            "--boottime",
+            offset,
+            "--fork",
+        ]);
+        machine.args(Ordinary::of_test().map_or_else(Vec::new, |user| user.prefix().to_vec()));
+        machine
+            .arg(program())
+            .args(ON_REQUEST)
+            .args(["--", "python3", "-u", "job.py"]);
+        place.in_folder(&mut machine);
+        run = place.spawn(machine, |_| {});
+        let restored = || place.text("err").matches("restored image").count();
+        wait_until("the restore", || restored() == restores);
+    }
+    place.go();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    assert_eq!(
+        place.text("out"),
+        "ready\ncontinued\n",
+        "{}",
+        place.text("err")
+    );
+    assert!(!place.text("err").contains("clock has jumped"));
 }
