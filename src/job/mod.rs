@@ -48,7 +48,9 @@ pub use process::{environment, has_mapped, user, users, variable};
 pub use rewind::error::RewindError;
 pub use rewind::{CutAway, Expected, LandedError, OtherBytes, Plan, plan, undo};
 pub(crate) use sockets::PacketLock;
-pub use sockets::{Backlog, Sockets, SocketsError};
+pub use sockets::{
+    Backlog, SocketOptions, Sockets, SocketsError, give_back_socket_options, record_socket_options,
+};
 pub use stacks::write_stacks;
 pub use terminal::{CallersTerminal, Key, Pty, TerminalDevice, window};
 pub use timers::{Timer, TimersError, arm_timers, rung_timers};

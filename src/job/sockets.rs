@@ -13,6 +13,7 @@
 
 pub(super) mod diagnosis;
 mod kinds;
+mod options;
 mod packet_lock;
 mod tcp_table;
 
@@ -27,6 +28,7 @@ use super::obstacles::Obstacle;
 use crate::network_socket::{NetworkSocket, OpenSocket};
 use diagnosis::{Diagnosis, Found, Which};
 pub(super) use kinds::find_unknown_kind;
+pub use options::{SocketOptions, give_back_socket_options, record_socket_options};
 pub(crate) use packet_lock::PacketLock;
 use tcp_table::TcpTable;
 

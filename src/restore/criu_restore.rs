@@ -139,25 +139,27 @@ pub(super) fn run_criu(
 
 /// Warns if the job's clocks do not continue from the snapshot. `taken` is the time of the restore.
 fn check_clocks(sandbox: &Sandbox, facts: &ImageFacts, taken: Duration) {
-    let root = job::child_with_pid(sandbox.pid(), facts.pids.root);
-    let Some((before, now)) = facts
-        .clocks
-        .zip(root.ok().and_then(|root| Clocks::of(root).ok()))
-    else {
+    const LOST: &str = "so its waits may end early or late";
+    let Some(before) = facts.clocks else {
+        if sandbox.is_unprivileged() {
+            tracing::warn!("the image lacks the values of the job's monotonic clock, {LOST}");
+        }
         return;
     };
-    let jump = Duration::from_nanos(now.since(before).monotonic_ns.unsigned_abs());
+    let root = job::child_with_pid(sandbox.pid(), facts.pids.root);
+    // A job that has ended has no clocks.
+    let Some(now) = root.ok().and_then(|root| Clocks::of(root).ok()) else {
+        return;
+    };
+    let jumped = now.since(before).monotonic_ns;
+    let jump = Duration::from_nanos(jumped.unsigned_abs());
     // CRIU records its own value, at another moment of the freeze.
     let freeze = Duration::try_from_secs_f64(facts.freeze_seconds).unwrap_or_default();
     if jump > taken + freeze + CLOCK_ERROR {
-        let direction = if now.since(before).monotonic_ns < 0 {
-            "back"
-        } else {
-            "forward"
-        };
+        let direction = if jumped < 0 { "back" } else { "forward" };
         tracing::warn!(
-            "the job's monotonic clock has jumped {direction} by {jump:.0?}, so its waits may end early or late: the kernel \
-             gave it no time namespace (needs CAP_SYS_TIME and CONFIG_TIME_NS)"
+            "the job's monotonic clock has jumped {direction} by {jump:.0?}, {LOST}: the kernel gave it no time namespace \
+             (needs CAP_SYS_TIME and CONFIG_TIME_NS)"
         );
     }
 }

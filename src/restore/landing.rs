@@ -78,7 +78,9 @@ impl<'a> Landing<'a> {
             expected.check(&processes)?;
             tracing::debug!(took = ?(clock::now() - begun), "checked the open files of the tasks");
         }
-        for lost in job::give_back_attributes(&self.facts.attributes, &processes) {
+        let attributes = job::give_back_attributes(&self.facts.attributes, &processes);
+        let options = job::give_back_socket_options(&self.facts.socket_options, &processes);
+        for lost in attributes.into_iter().chain(options) {
             tracing::warn!("the job differs from the snapshot: {lost}");
         }
         let stopped = self.facts.cuda.iter().flat_map(|cuda| &cuda.standing);

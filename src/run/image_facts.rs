@@ -13,7 +13,7 @@ use crate::agent_client::Token;
 use crate::checked;
 use crate::clock;
 use crate::files::Kept;
-use crate::job::{Node, OpenFile, ProcessAccount, Sockets, ThreadAttributes, Timer};
+use crate::job::{Node, OpenFile, ProcessAccount, SocketOptions, Sockets, ThreadAttributes, Timer};
 use crate::path_text::{self, CommandLine};
 use crate::sandbox::{Clocks, IoUring, Isolation, JobPids, Network};
 use crate::store::{ImageId, WorkShares};
@@ -149,6 +149,9 @@ pub struct ImageFacts {
     pub nodes: Vec<Node>,
     /// The job's TCP sockets; a restore needs their addresses again.
     pub sockets: Sockets,
+    /// Options of the job's sockets; empty in images made before they were recorded.
+    #[serde(default)]
+    pub socket_options: Vec<SocketOptions>,
     /// The job's timers that a restore starts again.
     pub timers: Vec<Timer>,
     /// Thread attributes that a restore sets again.

@@ -95,24 +95,29 @@ impl Display for Clocks {
 
 /// Reads the offsets of the children of a process; zeros if the kernel has no time namespaces.
 fn offsets(process: impl Display) -> io::Result<Clocks> {
-    match fs::read_to_string(format!("/proc/{process}/timens_offsets")) {
-        Ok(list) => Ok(parse(&list)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Clocks::default()),
-        Err(error) => Err(error),
-    }
+    let list =
+        |process: &dyn Display| fs::read_to_string(format!("/proc/{process}/timens_offsets"));
+    let list = match list(&process) {
+        Err(_) if list(&"self").is_err_and(|error| error.kind() == io::ErrorKind::NotFound) => {
+            return Ok(Clocks::default());
+        }
+        list => list?,
+    };
+    // That of a process that has exited is empty.
+    parse(&list).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
-fn parse(list: &str) -> Clocks {
+fn parse(list: &str) -> Option<Clocks> {
     let offset = |name: &str| {
         let mut lines = list.lines().map(str::split_whitespace);
         let mut words = lines.find_map(|mut words| (words.next()? == name).then_some(words))?;
         let mut number = || words.next()?.parse::<i64>().ok();
         Some(number()?.saturating_mul(NANOS).saturating_add(number()?))
     };
-    Clocks {
-        monotonic_ns: offset("monotonic").unwrap_or_default(),
-        boottime_ns: offset("boottime").unwrap_or_default(),
-    }
+    Some(Clocks {
+        monotonic_ns: offset("monotonic")?,
+        boottime_ns: offset("boottime")?,
+    })
 }
 
 #[cfg(test)]
@@ -127,8 +132,9 @@ mod tests {
         };
         assert_eq!(offsets.to_string(), "1 -2 500000000\n7 7 9\n");
         let list = "monotonic           -2 500000000\nboottime             7         9\n";
-        assert_eq!(parse(list), offsets);
-        assert_eq!(parse("monotonic x\n"), Clocks::default());
+        assert_eq!(parse(list), Some(offsets));
+        assert_eq!(parse("monotonic x\n"), None);
+        assert_eq!(parse(""), None);
     }
 
     #[test]
@@ -138,6 +144,7 @@ mod tests {
         let passed = second.since(first);
         assert!((0..NANOS).contains(&passed.monotonic_ns), "{passed:?}");
         assert!((0..NANOS).contains(&passed.boottime_ns), "{passed:?}");
+        assert!(Clocks::of(i32::MAX).is_err());
         let extreme = Clocks {
             monotonic_ns: i64::MIN,
             boottime_ns: i64::MAX,

@@ -193,7 +193,8 @@ impl Sandbox {
         self.isolation
     }
 
-    /// Returns the mounts that the job sees and the machine does not have; none if the sandbox has exited.
+    /// Returns the mounts that the job sees and the machine does not have; none if the sandbox has exited. A mount is
+    /// [newly unmounted](MountChanges::newly_unmounted) once.
     #[must_use]
     pub fn mount_changes(&self) -> MountChanges {
         let known = self.known_mounts.as_ref();

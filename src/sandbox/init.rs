@@ -251,7 +251,8 @@ impl Init {
 
     fn run_tool(&mut self, tool: &ToolCommand, descriptors: &[OwnedFd]) -> io::Result<()> {
         if let Some(offsets) = tool.clock_offsets {
-            // The supervisor compares the clocks of the restored job.
+            // Takes effect in what is forked: `start_tool` does not use vfork, because of its closure. The supervisor compares
+            // the clocks of the restored job.
             let _ = offsets.offset_children();
         }
         let child = start_tool(tool, Stdio::null(), descriptors)?;

@@ -139,22 +139,28 @@ impl KnownMounts {
     fn compare(&mut self, first: &Look, second: Look) -> MountChanges {
         let mut changes = MountChanges::default();
         for (mount, number) in second.sandboxs {
+            let was_alone =
+                first.sandboxs.contains_key(&mount) && !first.machines.contains_key(&mount);
             if second.machines.contains_key(&mount) {
                 // The machine has mounted it while the job runs, or again.
                 self.gone.remove(&mount);
                 self.machines.insert(mount);
-            } else if self.machines.contains(&mount) {
+                continue;
+            }
+            if !was_alone || self.own.contains(&mount) {
+                continue;
+            }
+            if self.machines.contains(&mount) {
                 changes.unmounted.push(number);
                 if self.gone.insert(mount.clone()) {
                     changes.newly_unmounted.push(mount.0);
                 }
-            } else if !self.own.contains(&mount)
-                && first.sandboxs.contains_key(&mount)
-                && !first.machines.contains_key(&mount)
-            {
+            } else {
                 changes.made.push(mount.0);
             }
         }
+        changes.made.sort();
+        changes.newly_unmounted.sort();
         changes
     }
 }

@@ -337,15 +337,15 @@ pub(super) fn refuse_obstacles(
 /// Refuses a job that has mounted a file system, or uses one that the machine no longer has.
 fn refuse_mounts(job: &Job, open: &[Descriptors]) -> Result<(), SnapshotError> {
     let changes = job.sandbox.mount_changes();
-    if let Some(mount) = changes.made.into_iter().next() {
-        return Err(SnapshotError::Mount(mount));
-    }
     for mount in changes.newly_unmounted {
         tracing::warn!(
             "the machine has unmounted or remounted {} since the job began; the job still has it, a restored job finds \
              what the machine has there",
             mount.display()
         );
+    }
+    if let Some(mount) = changes.made.into_iter().next() {
+        return Err(SnapshotError::Mount(mount));
     }
     match job::find_unmounted(open, &changes.unmounted) {
         Some(obstacle) => Err(obstacle.into()),

@@ -56,6 +56,7 @@ pub(crate) struct Recorded {
     opened: Opened,
     users: Vec<u32>,
     sockets: job::Sockets,
+    socket_options: Vec<job::SocketOptions>,
     timers: Vec<job::Timer>,
     huge_pages: bool,
     clocks: Option<Clocks>,
@@ -84,6 +85,7 @@ impl Recorded {
             users: job::users(&pids),
             // A timer may expire while the job is frozen, after CRIU has read it.
             timers: job::rung_timers(&opened.descriptors),
+            socket_options: job::record_socket_options(&opened.descriptors),
             opened,
             sockets,
             streams: mark().map_err(SnapshotError::Prepare)?,
@@ -152,6 +154,7 @@ impl Recorded {
             nodes: self.opened.nodes,
             users: self.users,
             sockets: self.sockets,
+            socket_options: self.socket_options,
             timers: self.timers,
             attributes: self.attributes,
         }

@@ -113,7 +113,7 @@ pub fn remove_link(path: &CStr) {
     unsafe { system_call(number::UNLINKAT, [AT_FDCWD.into(), path, 0, 0, 0, 0]) };
 }
 
-/// Returns the time since the machine's start in nanoseconds.
+/// Returns the job's monotonic clock in nanoseconds.
 pub fn now_ns() -> u64 {
     let mut time = [0_i64; 2];
     let arguments = [CLOCK_MONOTONIC, address(time.as_mut_ptr()), 0, 0, 0, 0];

@@ -165,7 +165,7 @@ fn identity(path: &Path) -> Option<Identity> {
 
 struct Report {
     kind: u8,
-    /// Time of the first such change, of the machine's monotonic clock.
+    /// Time of the first such change, of the job's monotonic clock: after a restore, it may be earlier than before.
     time_ns: u64,
     /// Identity of the created file in a report of kind `i`.
     identity: Option<Identity>,

@@ -34,10 +34,14 @@ impl Borrower {
         process.ok().map(Self)
     }
 
+    /// Duplicates a descriptor.
+    pub fn borrow(&self, number: RawFd) -> Option<OwnedFd> {
+        pidfd_getfd(&self.0, number, PidfdGetfdFlags::empty()).ok()
+    }
+
     /// Returns the number of unread bytes of a descriptor; `None` if it is unknown.
     pub fn unread(&self, number: RawFd) -> Option<u64> {
-        let borrowed = pidfd_getfd(&self.0, number, PidfdGetfdFlags::empty()).ok()?;
-        rustix::io::ioctl_fionread(&borrowed).ok()
+        rustix::io::ioctl_fionread(&self.borrow(number)?).ok()
     }
 
     /// Returns the file of the bound unix socket that a link in `/proc/PID/fd` refers to; `None` as in
@@ -48,7 +52,7 @@ impl Borrower {
 
     /// Returns the file of a bound unix socket; `None` for other sockets, and if the file was removed or renamed.
     pub fn bound_path(&self, number: RawFd) -> Option<PathBuf> {
-        let socket = pidfd_getfd(&self.0, number, PidfdGetfdFlags::empty()).ok()?;
+        let socket = self.borrow(number)?;
         // The number of the ioctl has another meaning for sockets of other families.
         let address = getsockname::<UnixAddr>(socket.as_raw_fd()).ok()?;
         let name = address.path()?;

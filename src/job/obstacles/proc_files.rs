@@ -3,10 +3,9 @@
 //! CRIU opens files by path at a time when all processes of the tree exist (also exited ones with open files in
 //! `/proc`) but have no threads and descriptors yet. In a new sandbox, a path leads to the same file if it is global
 //! (`/proc/stat`), or belongs to a process of the tree or to pid 1. CRIU seeks to the file's position before the
-//! process has its memory, so a half-read list of its mappings would continue at any place.
+//! process has its memory, so a list of its mappings that it has begun to read would continue at any place.
 
 use std::collections::HashSet;
-use std::fs;
 use std::path::{Component, Path, PathBuf};
 
 use nix::sys::stat::{fstat, lstat};
@@ -37,10 +36,10 @@ pub(super) fn find(processes: &[Process], open: &[Descriptors]) -> Option<Obstac
     let top = processes.first().map_or(0, |root| root.host_pid);
     let top = PathBuf::from(format!("/proc/{top}/root"));
     for one in open {
-        if let Some(list) = one.all.iter().find(|it| is_half_read_list(it)) {
+        if let Some(list) = one.all.iter().find(|it| is_begun_list(it)) {
             let finding = Finding::ProcFile {
                 path: list.target.clone(),
-                reason: "is half read, and after a restore the rest would begin at another place",
+                reason: "the process has begun to read, and which a restored process would continue at another place",
             };
             return Some(Obstacle::of(&one.process, finding));
         }
@@ -66,16 +65,14 @@ pub(super) fn find(processes: &[Process], open: &[Descriptors]) -> Option<Obstac
     None
 }
 
-/// Returns true for a list of mappings that the process has begun to read. At its end, the position no longer matters.
-fn is_half_read_list(descriptor: &Descriptor) -> bool {
+/// Returns true for a list of mappings that the process has begun to read. Its end is a place like any other: the next read
+/// must find it again.
+fn is_begun_list(descriptor: &Descriptor) -> bool {
     let path = &descriptor.target;
     let name = path.file_name().and_then(|name| name.to_str());
-    if !path.starts_with(PROC) || !name.is_some_and(|name| LISTS_OF_MAPPINGS.contains(&name)) {
-        return false;
-    }
-    let position = descriptor.position().unwrap_or_default();
-    let length = || fs::read(descriptor.link()).map_or(0, |list| list.len() as u64);
-    position != 0 && position < length()
+    path.starts_with(PROC)
+        && name.is_some_and(|name| LISTS_OF_MAPPINGS.contains(&name))
+        && descriptor.position().is_some_and(|position| position != 0)
 }
 
 /// Target of an open file's path in a restore.

@@ -102,6 +102,34 @@ for i in steps():
     );
 }
 
+#[apply(as_root_and_in_own_network)]
+fn options_that_criu_does_not_restore_survive() {
+    survives(
+        r#"
+def of(kind):
+    one = socket.socket(*kind)
+    if kind[0] != socket.AF_UNIX: one.bind(("::1" if kind[0] == socket.AF_INET6 else "127.0.0.1", 0))
+    return one
+tcp, tcp6 = of((socket.AF_INET, socket.SOCK_STREAM)), of((socket.AF_INET6, socket.SOCK_STREAM))
+tcp.listen(); tcp6.listen()
+client = socket.create_connection(tcp.getsockname()); server = tcp.accept()[0]
+udp, udp6 = of((socket.AF_INET, socket.SOCK_DGRAM)), of((socket.AF_INET6, socket.SOCK_DGRAM))
+unix = of((socket.AF_UNIX, socket.SOCK_DGRAM))
+options = [
+    (client, 6, 18, 4321), (server, 6, 18, 1234), (tcp, 6, 9, 3), (tcp, 6, 25, 70000), (client, 1, 60, 1),  # TCP_USER_TIMEOUT
+    (udp, 0, 8, 1), (udp, 0, 11, 1), (udp, 0, 33, 0), (udp, 0, 34, 0), (udp, 17, 104, 1), (udp, 0, 10, 2),  # IP_PKTINFO
+    (udp6, 41, 49, 1), (udp6, 41, 16, 9), (udp6, 41, 51, 1), (tcp6, 41, 16, 7), (udp, 1, 35, 1), (unix, 1, 42, 2),
+]
+for one, *option in options: one.setsockopt(*option)
+for i in steps(): time.sleep(0.01)
+for one, level, name, value in options: note(level, name, one.getsockopt(level, name) == value)
+udp.sendto(b"data", udp.getsockname())
+data, extra, _, _ = udp.recvmsg(10, 1000)
+note(data, sorted(one[:2] for one in extra))
+"#,
+    );
+}
+
 #[apply(as_root)]
 fn raw_packet_and_netlink_sockets_inside_the_tree_survive() {
     survives(

@@ -1,0 +1,309 @@
+#![allow(
+    unsafe_code,
+    reason = "options of sockets by number, for which there are no safe wrappers"
+)]
+//! Options of sockets that CRIU (4.2) neither restores nor reports. Some change what a program receives: without
+//! `IP_PKTINFO` a server does not learn to which of its addresses a datagram was sent, and without `SO_ZEROCOPY` a program
+//! waits forever for the report that its data were sent.
+//!
+//! The values that differ from those of a new socket are recorded while the tasks are frozen, and given back before the
+//! restored tasks run, both through duplicates of the sockets.
+
+use std::collections::{HashMap, HashSet};
+use std::ffi::c_int;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use nix::errno::Errno;
+use nix::libc::{self, socklen_t};
+use serde::{Deserialize, Serialize};
+
+use crate::job::descriptors::Descriptors;
+use crate::job::nodes::Borrower;
+use crate::job::tree::Process;
+
+/// Longest value: the name of an algorithm of congestion control.
+const VALUE_BYTES_MAX: usize = 16;
+
+/// The C library's names, and those of `linux/socket.h`, `in.h`, `in6.h` and `tcp.h` that it lacks.
+mod names {
+    pub(super) use nix::libc::*;
+
+    pub(super) const SO_WIFI_STATUS: c_int = 41;
+    pub(super) const SO_NOFCS: c_int = 43;
+    pub(super) const SO_LOCK_FILTER: c_int = 44;
+    pub(super) const SO_SELECT_ERR_QUEUE: c_int = 45;
+    pub(super) const SO_MAX_PACING_RATE: c_int = 47;
+    pub(super) const SO_ZEROCOPY: c_int = 60;
+    pub(super) const SO_TXTIME: c_int = 61;
+    pub(super) const SO_PREFER_BUSY_POLL: c_int = 69;
+    pub(super) const SO_BUSY_POLL_BUDGET: c_int = 70;
+    pub(super) const SO_TXREHASH: c_int = 74;
+    pub(super) const SO_RCVMARK: c_int = 75;
+    pub(super) const SO_PASSPIDFD: c_int = 76;
+    pub(super) const SO_RCVPRIORITY: c_int = 82;
+    pub(super) const SO_PASSRIGHTS: c_int = 83;
+    pub(super) const IP_RECVERR_RFC4884: c_int = 26;
+    pub(super) const IP_LOCAL_PORT_RANGE: c_int = 51;
+    pub(super) const IPV6_RECVERR_RFC4884: c_int = 31;
+    pub(super) const TCP_RTO_MAX_MS: c_int = 44;
+    pub(super) const TCP_RTO_MIN_US: c_int = 45;
+}
+
+/// An option: level, number and name.
+type Known = (c_int, c_int, &'static str);
+
+macro_rules! known {
+    ($($level:ident: $($name:ident)*;)*) => {
+        &[$($((names::$level, names::$name, stringify!($name)),)*)*]
+    };
+}
+
+/// Options whose value can be set to what was read. Those that CRIU restores are not among them, nor those whose value the
+/// kernel changes by itself.
+const KNOWN: &[Known] = known! {
+    SOL_SOCKET: SO_TIMESTAMP SO_TIMESTAMPNS SO_TIMESTAMPING SO_TIMESTAMP_NEW SO_TIMESTAMPNS_NEW SO_TIMESTAMPING_NEW
+        SO_RXQ_OVFL SO_WIFI_STATUS SO_PEEK_OFF SO_NOFCS SO_LOCK_FILTER SO_SELECT_ERR_QUEUE SO_BUSY_POLL
+        SO_MAX_PACING_RATE SO_ZEROCOPY SO_TXTIME SO_PREFER_BUSY_POLL SO_BUSY_POLL_BUDGET SO_TXREHASH SO_RCVMARK
+        SO_PASSPIDFD SO_RCVPRIORITY SO_PASSRIGHTS;
+    SOL_IP: IP_TTL IP_RECVOPTS IP_RETOPTS IP_PKTINFO IP_MTU_DISCOVER IP_RECVERR IP_RECVTTL IP_RECVTOS IP_FREEBIND
+        IP_PASSSEC IP_TRANSPARENT IP_RECVORIGDSTADDR IP_MINTTL IP_NODEFRAG IP_CHECKSUM IP_BIND_ADDRESS_NO_PORT
+        IP_RECVFRAGSIZE IP_RECVERR_RFC4884 IP_MULTICAST_IF IP_MULTICAST_TTL IP_MULTICAST_LOOP IP_MULTICAST_ALL
+        IP_UNICAST_IF IP_LOCAL_PORT_RANGE;
+    SOL_IPV6: IPV6_2292PKTINFO IPV6_2292HOPOPTS IPV6_2292DSTOPTS IPV6_2292RTHDR IPV6_2292HOPLIMIT IPV6_FLOWINFO
+        IPV6_UNICAST_HOPS IPV6_MULTICAST_IF IPV6_MULTICAST_HOPS IPV6_MULTICAST_LOOP IPV6_MTU_DISCOVER IPV6_RECVERR
+        IPV6_MULTICAST_ALL IPV6_ROUTER_ALERT_ISOLATE IPV6_RECVERR_RFC4884 IPV6_FLOWINFO_SEND IPV6_RECVPKTINFO
+        IPV6_RECVHOPLIMIT IPV6_RECVHOPOPTS IPV6_RECVRTHDR IPV6_RECVDSTOPTS IPV6_RECVPATHMTU IPV6_DONTFRAG
+        IPV6_RECVTCLASS IPV6_TCLASS IPV6_AUTOFLOWLABEL IPV6_MINHOPCOUNT IPV6_RECVORIGDSTADDR IPV6_TRANSPARENT
+        IPV6_UNICAST_IF IPV6_RECVFRAGSIZE IPV6_FREEBIND;
+    SOL_TCP: TCP_SYNCNT TCP_LINGER2 TCP_DEFER_ACCEPT TCP_CONGESTION TCP_THIN_LINEAR_TIMEOUTS TCP_THIN_DUPACK
+        TCP_USER_TIMEOUT TCP_FASTOPEN TCP_NOTSENT_LOWAT TCP_FASTOPEN_NO_COOKIE TCP_INQ TCP_RTO_MAX_MS TCP_RTO_MIN_US;
+    SOL_UDP: UDP_NO_CHECK6_TX UDP_NO_CHECK6_RX UDP_SEGMENT UDP_GRO;
+    SOL_NETLINK: NETLINK_PKTINFO NETLINK_BROADCAST_ERROR NETLINK_NO_ENOBUFS NETLINK_CAP_ACK NETLINK_EXT_ACK
+        NETLINK_GET_STRICT_CHK;
+};
+
+/// The options of a socket that differ from those of a new one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SocketOptions {
+    /// A process that has the socket, as the job sees it.
+    pub pid: i32,
+    /// Its descriptor.
+    pub descriptor: i32,
+    /// Level, number and value of each option.
+    pub options: Vec<(i32, i32, Vec<u8>)>,
+}
+
+/// Family, type and protocol of a socket.
+type Kind = [c_int; 3];
+
+/// Records the options of the sockets among `open`. A socket that cannot be duplicated is left out.
+#[must_use]
+pub fn record_socket_options(open: &[Descriptors]) -> Vec<SocketOptions> {
+    let (mut seen, mut defaults) = (HashSet::new(), HashMap::new());
+    let mut recorded = Vec::new();
+    for one in open {
+        let sockets = one
+            .all
+            .iter()
+            .filter(|it| it.socket().is_some_and(|inode| seen.insert(inode)));
+        let mut sockets = sockets.peekable();
+        if sockets.peek().is_none() {
+            continue;
+        }
+        let Some(borrower) = Borrower::new(one.process.host_pid) else {
+            continue;
+        };
+        for descriptor in sockets {
+            let Some(socket) = borrower.borrow(descriptor.number) else {
+                continue;
+            };
+            let options = unusual(&socket, &mut defaults);
+            if !options.is_empty() {
+                recorded.push(SocketOptions {
+                    pid: one.process.pid,
+                    descriptor: descriptor.number,
+                    options,
+                });
+            }
+        }
+    }
+    recorded
+}
+
+/// Gives restored tasks, which do not run yet, the recorded options. Returns what could not be restored.
+#[must_use]
+pub fn give_back_socket_options(recorded: &[SocketOptions], processes: &[Process]) -> Vec<String> {
+    let mut lost = Vec::new();
+    for SocketOptions {
+        pid,
+        descriptor,
+        options,
+    } in recorded
+    {
+        let same = processes.iter().find(|process| process.pid == *pid);
+        let borrower = same.and_then(|process| Borrower::new(process.host_pid));
+        let Some(socket) = borrower.and_then(|it| it.borrow(*descriptor)) else {
+            lost.push(format!(
+                "cannot restore the options of socket {descriptor} of process {pid}"
+            ));
+            continue;
+        };
+        for (level, number, value) in options {
+            // Nothing else is set for an image.
+            let Some((.., name)) = KNOWN.iter().find(|it| (it.0, it.1) == (*level, *number)) else {
+                continue;
+            };
+            if let Err(error) = give_back(&socket, (*level, *number), value) {
+                lost.push(format!(
+                    "cannot restore {name} of socket {descriptor} of process {pid}: {error}"
+                ));
+            }
+        }
+    }
+    lost
+}
+
+fn give_back(socket: &OwnedFd, option: (c_int, c_int), value: &[u8]) -> Result<(), Errno> {
+    if read(socket, option).as_deref() == Some(value) {
+        return Ok(());
+    }
+    write(socket, option, value)?;
+    if read(socket, option).as_deref() == Some(value) {
+        Ok(())
+    } else {
+        Err(Errno::EINVAL)
+    }
+}
+
+/// Returns the options whose values differ from those of a new socket of this kind.
+fn unusual(
+    socket: &OwnedFd,
+    defaults: &mut HashMap<Kind, Vec<Option<Vec<u8>>>>,
+) -> Vec<(i32, i32, Vec<u8>)> {
+    let kind = [libc::SO_DOMAIN, libc::SO_TYPE, libc::SO_PROTOCOL].map(|name| {
+        let value = read(socket, (libc::SOL_SOCKET, name));
+        value.and_then(|value| Some(c_int::from_ne_bytes(value.try_into().ok()?)))
+    });
+    let [Some(domain), Some(style), Some(protocol)] = kind else {
+        return Vec::new();
+    };
+    let defaults = defaults
+        .entry([domain, style, protocol])
+        .or_insert_with(|| {
+            let new = new_socket([domain, style, protocol]);
+            let default = |(level, number, _): &Known| read(new.as_ref()?, (*level, *number));
+            KNOWN.iter().map(default).collect()
+        });
+    let values = KNOWN.iter().zip(defaults);
+    let unusual = values.filter_map(|((level, number, _), default)| {
+        let value = read(socket, (*level, *number))?;
+        (default.as_ref() != Some(&value)).then_some((*level, *number, value))
+    });
+    unusual.collect()
+}
+
+fn new_socket([domain, style, protocol]: Kind) -> Option<OwnedFd> {
+    // SAFETY: takes numbers only.
+    let socket = unsafe { libc::socket(domain, style | libc::SOCK_CLOEXEC, protocol) };
+    let socket = Errno::result(socket).ok()?;
+    // SAFETY: the kernel has opened this descriptor for this process alone.
+    Some(unsafe { OwnedFd::from_raw_fd(socket) })
+}
+
+/// Reads an option; `None` if a socket of this kind does not have it.
+fn read(socket: &OwnedFd, (level, number): (c_int, c_int)) -> Option<Vec<u8>> {
+    let mut value = [0_u8; VALUE_BYTES_MAX];
+    let mut length = socklen_t::try_from(value.len()).ok()?;
+    let room = value.as_mut_ptr().cast();
+    // SAFETY: the kernel writes at most as many bytes as there is room for.
+    let read =
+        unsafe { libc::getsockopt(socket.as_raw_fd(), level, number, room, &raw mut length) };
+    Errno::result(read).ok()?;
+    Some(value.get(..length as usize)?.to_vec())
+}
+
+fn write(socket: &OwnedFd, (level, number): (c_int, c_int), value: &[u8]) -> Result<(), Errno> {
+    let length = socklen_t::try_from(value.len()).map_err(|_| Errno::EINVAL)?;
+    // SAFETY: the kernel reads as many bytes as there are.
+    let written = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            level,
+            number,
+            value.as_ptr().cast(),
+            length,
+        )
+    };
+    Errno::result(written).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn number(value: c_int) -> Vec<u8> {
+        value.to_ne_bytes().to_vec()
+    }
+
+    /// Sockets of a server and a client, with a few options that differ.
+    fn scene() -> Vec<OwnedFd> {
+        let kinds = [
+            [libc::AF_INET, libc::SOCK_STREAM, 0],
+            [libc::AF_INET6, libc::SOCK_DGRAM, 0],
+            [libc::AF_UNIX, libc::SOCK_DGRAM, 0],
+        ];
+        kinds
+            .into_iter()
+            .map(|kind| new_socket(kind).unwrap())
+            .collect()
+    }
+
+    #[test]
+    fn unusual_options_are_recorded_and_given_back() {
+        let options = [
+            (libc::SOL_TCP, libc::TCP_USER_TIMEOUT, number(7000)),
+            (libc::SOL_IPV6, libc::IPV6_RECVPKTINFO, number(1)),
+            (libc::SOL_SOCKET, libc::SO_PEEK_OFF, number(3)),
+        ];
+        let mut defaults = HashMap::new();
+        for ((socket, other), option) in scene().iter().zip(&scene()).zip(options) {
+            let recorded = unusual(socket, &mut defaults);
+            assert_eq!(recorded, [], "a new socket");
+            write(socket, (option.0, option.1), &option.2).unwrap();
+            assert_eq!(
+                unusual(socket, &mut defaults),
+                std::slice::from_ref(&option)
+            );
+            give_back(other, (option.0, option.1), &option.2).unwrap();
+            assert_eq!(unusual(other, &mut defaults), [option]);
+        }
+    }
+
+    #[test]
+    fn values_that_the_kernel_refuses_are_lost_and_unknown_options_are_not_set() {
+        let me = i32::try_from(std::process::id()).unwrap();
+        let process = crate::job::tree::describe(me).unwrap();
+        let socket = &scene()[0];
+        let recorded = |options| SocketOptions {
+            pid: process.pid,
+            descriptor: socket.as_raw_fd(),
+            options,
+        };
+        let of = |option, value| vec![(libc::SOL_SOCKET, option, value)];
+        let unknown = recorded(of(libc::SO_REUSEADDR, number(1)));
+        assert_eq!(give_back_socket_options(&[unknown], &[process]), [""; 0]);
+        assert_eq!(
+            read(socket, (libc::SOL_SOCKET, libc::SO_REUSEADDR)),
+            Some(number(0))
+        );
+        let refused = recorded(of(names::SO_ZEROCOPY, number(77)));
+        let lost = give_back_socket_options(&[refused], &[process]);
+        assert!(
+            lost.len() == 1 && lost[0].contains("SO_ZEROCOPY"),
+            "{lost:?}"
+        );
+        let mut gone = recorded(Vec::new());
+        gone.descriptor = i32::MAX;
+        assert_eq!(give_back_socket_options(&[gone], &[process]).len(), 1);
+    }
+}
