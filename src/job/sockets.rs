@@ -13,6 +13,7 @@
 
 pub(super) mod diagnosis;
 mod kinds;
+mod multicast;
 mod options;
 mod packet_lock;
 mod tcp_table;

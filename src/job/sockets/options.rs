@@ -17,6 +17,7 @@ use nix::errno::Errno;
 use nix::libc::{self, socklen_t};
 use serde::{Deserialize, Serialize};
 
+use super::multicast::{Membership, address_of, groups_of, join, joined};
 use crate::job::descriptors::Descriptors;
 use crate::job::nodes::Borrower;
 use crate::job::tree::Process;
@@ -65,7 +66,7 @@ const KNOWN: &[Known] = known! {
         SO_RXQ_OVFL SO_WIFI_STATUS SO_PEEK_OFF SO_NOFCS SO_LOCK_FILTER SO_SELECT_ERR_QUEUE SO_BUSY_POLL
         SO_MAX_PACING_RATE SO_ZEROCOPY SO_TXTIME SO_PREFER_BUSY_POLL SO_BUSY_POLL_BUDGET SO_TXREHASH SO_RCVMARK
         SO_PASSPIDFD SO_RCVPRIORITY SO_PASSRIGHTS;
-    SOL_IP: IP_TTL IP_RECVOPTS IP_RETOPTS IP_PKTINFO IP_MTU_DISCOVER IP_RECVERR IP_RECVTTL IP_RECVTOS IP_FREEBIND
+    SOL_IP: IP_TOS IP_TTL IP_RECVOPTS IP_RETOPTS IP_PKTINFO IP_MTU_DISCOVER IP_RECVERR IP_RECVTTL IP_RECVTOS IP_FREEBIND
         IP_PASSSEC IP_TRANSPARENT IP_RECVORIGDSTADDR IP_MINTTL IP_NODEFRAG IP_CHECKSUM IP_BIND_ADDRESS_NO_PORT
         IP_RECVFRAGSIZE IP_RECVERR_RFC4884 IP_MULTICAST_IF IP_MULTICAST_TTL IP_MULTICAST_LOOP IP_MULTICAST_ALL
         IP_UNICAST_IF IP_LOCAL_PORT_RANGE;
@@ -91,15 +92,39 @@ pub struct SocketOptions {
     pub descriptor: i32,
     /// Level, number and value of each option.
     pub options: Vec<(i32, i32, Vec<u8>)>,
+    /// The multicast groups that the socket has joined.
+    #[serde(default)]
+    pub groups: Vec<Membership>,
 }
 
 /// Family, type and protocol of a socket.
 type Kind = [c_int; 3];
 
+/// The options of a kind of sockets, and their values in a new socket, if one can be created.
+type Defaults = HashMap<Kind, Vec<(c_int, c_int, Option<Value>)>>;
+
+/// Value of an option.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Value {
+    /// The bytes after the value are zero.
+    room: [u8; VALUE_BYTES_MAX],
+    length: usize,
+}
+
+impl Value {
+    fn bytes(&self) -> &[u8] {
+        &self.room[..self.length]
+    }
+}
+
 /// Records the options of the sockets among `open`. A socket that cannot be duplicated is left out.
 #[must_use]
 pub fn record_socket_options(open: &[Descriptors]) -> Vec<SocketOptions> {
     let (mut seen, mut defaults) = (HashSet::new(), HashMap::new());
+    // They share a network namespace.
+    let groups = open
+        .first()
+        .map_or_else(Vec::new, |one| groups_of(one.process.host_pid));
     let mut recorded = Vec::new();
     for one in open {
         let sockets = one
@@ -118,11 +143,13 @@ pub fn record_socket_options(open: &[Descriptors]) -> Vec<SocketOptions> {
                 continue;
             };
             let options = unusual(&socket, &mut defaults);
-            if !options.is_empty() {
+            let groups = joined(&socket, &groups);
+            if !options.is_empty() || !groups.is_empty() {
                 recorded.push(SocketOptions {
                     pid: one.process.pid,
                     descriptor: descriptor.number,
                     options,
+                    groups,
                 });
             }
         }
@@ -134,55 +161,57 @@ pub fn record_socket_options(open: &[Descriptors]) -> Vec<SocketOptions> {
 #[must_use]
 pub fn give_back_socket_options(recorded: &[SocketOptions], processes: &[Process]) -> Vec<String> {
     let mut lost = Vec::new();
-    for SocketOptions {
-        pid,
-        descriptor,
-        options,
-    } in recorded
-    {
-        let same = processes.iter().find(|process| process.pid == *pid);
-        let borrower = same.and_then(|process| Borrower::new(process.host_pid));
-        let Some(socket) = borrower.and_then(|it| it.borrow(*descriptor)) else {
-            lost.push(format!(
-                "cannot restore the options of socket {descriptor} of process {pid}"
-            ));
-            continue;
-        };
-        for (level, number, value) in options {
-            // Nothing else is set for an image.
-            let Some((.., name)) = KNOWN.iter().find(|it| (it.0, it.1) == (*level, *number)) else {
-                continue;
-            };
-            if let Err(error) = give_back(&socket, (*level, *number), value) {
-                lost.push(format!(
-                    "cannot restore {name} of socket {descriptor} of process {pid}: {error}"
-                ));
-            }
-        }
+    for one in recorded {
+        let same = processes.iter().find(|process| process.pid == one.pid);
+        let given = same.and_then(|process| one.give_to(process.host_pid));
+        lost.extend(
+            given
+                .unwrap_or_else(|| vec!["the options".to_owned()])
+                .into_iter()
+                .map(|what| {
+                    let (descriptor, pid) = (one.descriptor, one.pid);
+                    format!("cannot restore {what} of socket {descriptor} of process {pid}")
+                }),
+        );
     }
     lost
 }
 
-fn give_back(socket: &OwnedFd, option: (c_int, c_int), value: &[u8]) -> Result<(), Errno> {
-    if read(socket, option).as_deref() == Some(value) {
-        return Ok(());
-    }
-    write(socket, option, value)?;
-    if read(socket, option).as_deref() == Some(value) {
-        Ok(())
-    } else {
-        Err(Errno::EINVAL)
+impl SocketOptions {
+    /// Gives the options to the socket of a process (a host pid). Returns what could not be restored; `None` if there is no
+    /// such socket.
+    fn give_to(&self, pid: i32) -> Option<Vec<String>> {
+        let socket = Borrower::new(pid)?.borrow(self.descriptor)?;
+        let options = self.options.iter().filter_map(|(level, number, value)| {
+            // Nothing else is set for an image.
+            let mut known = KNOWN.iter().filter(|it| (it.0, it.1) == (*level, *number));
+            let (.., name) = known.next()?;
+            let error = give_back(&socket, (*level, *number), value).err()?;
+            Some(format!("{name} ({error})"))
+        });
+        let groups = self.groups.iter().filter_map(|membership| {
+            let error = join(&socket, membership, pid).err()?;
+            let group = address_of(membership).map_or_else(String::new, |it| it.to_string());
+            Some(format!("the multicast group {group} ({error})"))
+        });
+        Some(options.chain(groups).collect())
     }
 }
 
+fn give_back(socket: &OwnedFd, option: (c_int, c_int), value: &[u8]) -> Result<(), Errno> {
+    let is_set = || read(socket, option).is_some_and(|present| present.bytes() == value);
+    if is_set() {
+        return Ok(());
+    }
+    write(socket, option, value)?;
+    if is_set() { Ok(()) } else { Err(Errno::EINVAL) }
+}
+
 /// Returns the options whose values differ from those of a new socket of this kind.
-fn unusual(
-    socket: &OwnedFd,
-    defaults: &mut HashMap<Kind, Vec<Option<Vec<u8>>>>,
-) -> Vec<(i32, i32, Vec<u8>)> {
+fn unusual(socket: &OwnedFd, defaults: &mut Defaults) -> Vec<(i32, i32, Vec<u8>)> {
     let kind = [libc::SO_DOMAIN, libc::SO_TYPE, libc::SO_PROTOCOL].map(|name| {
         let value = read(socket, (libc::SOL_SOCKET, name));
-        value.and_then(|value| Some(c_int::from_ne_bytes(value.try_into().ok()?)))
+        value.and_then(|value| Some(c_int::from_ne_bytes(value.bytes().try_into().ok()?)))
     });
     let [Some(domain), Some(style), Some(protocol)] = kind else {
         return Vec::new();
@@ -191,13 +220,19 @@ fn unusual(
         .entry([domain, style, protocol])
         .or_insert_with(|| {
             let new = new_socket([domain, style, protocol]);
-            let default = |(level, number, _): &Known| read(new.as_ref()?, (*level, *number));
-            KNOWN.iter().map(default).collect()
+            let default = |(level, number, _): &Known| {
+                let value = match &new {
+                    // Most options are those of other kinds.
+                    Some(new) => Some(read(new, (*level, *number))?),
+                    None => None,
+                };
+                Some((*level, *number, value))
+            };
+            KNOWN.iter().filter_map(default).collect()
         });
-    let values = KNOWN.iter().zip(defaults);
-    let unusual = values.filter_map(|((level, number, _), default)| {
+    let unusual = defaults.iter().filter_map(|(level, number, default)| {
         let value = read(socket, (*level, *number))?;
-        (default.as_ref() != Some(&value)).then_some((*level, *number, value))
+        (*default != Some(value)).then(|| (*level, *number, value.bytes().to_vec()))
     });
     unusual.collect()
 }
@@ -210,19 +245,33 @@ fn new_socket([domain, style, protocol]: Kind) -> Option<OwnedFd> {
     Some(unsafe { OwnedFd::from_raw_fd(socket) })
 }
 
-/// Reads an option; `None` if a socket of this kind does not have it.
-fn read(socket: &OwnedFd, (level, number): (c_int, c_int)) -> Option<Vec<u8>> {
-    let mut value = [0_u8; VALUE_BYTES_MAX];
+/// Reads an option of at most [`VALUE_BYTES_MAX`]; `None` if a socket of this kind does not have it.
+fn read(socket: &OwnedFd, option: (c_int, c_int)) -> Option<Value> {
+    let mut room = [0_u8; VALUE_BYTES_MAX];
+    let length = read_into(socket, option, &mut room)?;
+    (length <= VALUE_BYTES_MAX).then_some(Value { room, length })
+}
+
+/// Reads an option that may depend on what `value` contains; returns its length.
+pub(super) fn read_into(
+    socket: &OwnedFd,
+    (level, number): (c_int, c_int),
+    value: &mut [u8],
+) -> Option<usize> {
     let mut length = socklen_t::try_from(value.len()).ok()?;
     let room = value.as_mut_ptr().cast();
     // SAFETY: the kernel writes at most as many bytes as there is room for.
     let read =
         unsafe { libc::getsockopt(socket.as_raw_fd(), level, number, room, &raw mut length) };
     Errno::result(read).ok()?;
-    Some(value.get(..length as usize)?.to_vec())
+    usize::try_from(length).ok()
 }
 
-fn write(socket: &OwnedFd, (level, number): (c_int, c_int), value: &[u8]) -> Result<(), Errno> {
+pub(super) fn write(
+    socket: &OwnedFd,
+    (level, number): (c_int, c_int),
+    value: &[u8],
+) -> Result<(), Errno> {
     let length = socklen_t::try_from(value.len()).map_err(|_| Errno::EINVAL)?;
     // SAFETY: the kernel reads as many bytes as there are.
     let written = unsafe {
@@ -280,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn values_that_the_kernel_refuses_are_lost_and_unknown_options_are_not_set() {
+    fn refused_values_are_lost_and_unknown_options_are_not_set() {
         let me = i32::try_from(std::process::id()).unwrap();
         let process = crate::job::tree::describe(me).unwrap();
         let socket = &scene()[0];
@@ -288,13 +337,16 @@ mod tests {
             pid: process.pid,
             descriptor: socket.as_raw_fd(),
             options,
+            groups: Vec::new(),
         };
         let of = |option, value| vec![(libc::SOL_SOCKET, option, value)];
         let unknown = recorded(of(libc::SO_REUSEADDR, number(1)));
         assert_eq!(give_back_socket_options(&[unknown], &[process]), [""; 0]);
         assert_eq!(
-            read(socket, (libc::SOL_SOCKET, libc::SO_REUSEADDR)),
-            Some(number(0))
+            read(socket, (libc::SOL_SOCKET, libc::SO_REUSEADDR))
+                .unwrap()
+                .bytes(),
+            number(0)
         );
         let refused = recorded(of(names::SO_ZEROCOPY, number(77)));
         let lost = give_back_socket_options(&[refused], &[process]);

@@ -121,8 +121,13 @@ options = [
     (udp6, 41, 49, 1), (udp6, 41, 16, 9), (udp6, 41, 51, 1), (tcp6, 41, 16, 7), (udp, 1, 35, 1), (unix, 1, 42, 2),
 ]
 for one, *option in options: one.setsockopt(*option)
+group = socket.inet_aton("239.86.7.6")
+member = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); member.bind(("239.86.7.6", 0))
+member.setsockopt(0, 35, group + socket.inet_aton("127.0.0.1"))  # IP_ADD_MEMBERSHIP
+speaker = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); speaker.setsockopt(0, 32, socket.inet_aton("127.0.0.1"))
 for i in steps(): time.sleep(0.01)
 for one, level, name, value in options: note(level, name, one.getsockopt(level, name) == value)
+speaker.sendto(b"to all", member.getsockname()); member.settimeout(5); note(member.recv(10))
 udp.sendto(b"data", udp.getsockname())
 data, extra, _, _ = udp.recvmsg(10, 1000)
 note(data, sorted(one[:2] for one in extra))
