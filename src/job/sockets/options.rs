@@ -9,7 +9,7 @@
 //! The values that differ from those of a new socket are recorded while the tasks are frozen, and given back before the
 //! restored tasks run, both through duplicates of the sockets.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::c_int;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
@@ -82,6 +82,16 @@ const KNOWN: &[Known] = known! {
     SOL_NETLINK: NETLINK_PKTINFO NETLINK_BROADCAST_ERROR NETLINK_NO_ENOBUFS NETLINK_CAP_ACK NETLINK_EXT_ACK
         NETLINK_GET_STRICT_CHK;
 };
+
+/// Options that the kernel sets in the sockets of accepted connections, and that cannot be set in these.
+const NOT_OF_STREAMS: [(c_int, c_int); 6] = [
+    (libc::SOL_IP, libc::IP_MULTICAST_IF),
+    (libc::SOL_IP, libc::IP_MULTICAST_TTL),
+    (libc::SOL_IP, libc::IP_MULTICAST_LOOP),
+    (libc::SOL_IPV6, libc::IPV6_MULTICAST_IF),
+    (libc::SOL_IPV6, libc::IPV6_MULTICAST_HOPS),
+    (libc::SOL_IPV6, libc::IPV6_MULTICAST_LOOP),
+];
 
 /// The options of a socket that differ from those of a new one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -157,24 +167,31 @@ pub fn record_socket_options(open: &[Descriptors]) -> Vec<SocketOptions> {
     recorded
 }
 
-/// Gives restored tasks, which do not run yet, the recorded options. Returns what could not be restored.
+/// Gives restored tasks, which do not run yet, the recorded options. Returns what could not be restored, each option once.
 #[must_use]
 pub fn give_back_socket_options(recorded: &[SocketOptions], processes: &[Process]) -> Vec<String> {
-    let mut lost = Vec::new();
+    let mut lost: BTreeMap<String, Vec<&SocketOptions>> = BTreeMap::new();
     for one in recorded {
         let same = processes.iter().find(|process| process.pid == one.pid);
         let given = same.and_then(|process| one.give_to(process.host_pid));
-        lost.extend(
-            given
-                .unwrap_or_else(|| vec!["the options".to_owned()])
-                .into_iter()
-                .map(|what| {
-                    let (descriptor, pid) = (one.descriptor, one.pid);
-                    format!("cannot restore {what} of socket {descriptor} of process {pid}")
-                }),
-        );
+        for what in given.unwrap_or_else(|| vec!["the options".to_owned()]) {
+            lost.entry(what).or_default().push(one);
+        }
     }
-    lost
+    let message = |(what, of): (String, Vec<&SocketOptions>)| {
+        let (first, others) = of.split_first()?;
+        let more = match others.len() {
+            0 => String::new(),
+            count => format!(", and of {count} more sockets"),
+        };
+        let SocketOptions {
+            descriptor, pid, ..
+        } = first;
+        Some(format!(
+            "cannot restore {what} of socket {descriptor} of process {pid}{more}"
+        ))
+    };
+    lost.into_iter().filter_map(message).collect()
 }
 
 impl SocketOptions {
@@ -228,7 +245,10 @@ fn unusual(socket: &OwnedFd, defaults: &mut Defaults) -> Vec<(i32, i32, Vec<u8>)
                 };
                 Some((*level, *number, value))
             };
-            KNOWN.iter().filter_map(default).collect()
+            let is_of_it = |(level, number, _): &&Known| {
+                style != libc::SOCK_STREAM || !NOT_OF_STREAMS.contains(&(*level, *number))
+            };
+            KNOWN.iter().filter(is_of_it).filter_map(default).collect()
         });
     let unusual = defaults.iter().filter_map(|(level, number, default)| {
         let value = read(socket, (*level, *number))?;
@@ -349,9 +369,9 @@ mod tests {
             number(0)
         );
         let refused = recorded(of(names::SO_ZEROCOPY, number(77)));
-        let lost = give_back_socket_options(&[refused], &[process]);
+        let lost = give_back_socket_options(&[refused.clone(), refused], &[process]);
         assert!(
-            lost.len() == 1 && lost[0].contains("SO_ZEROCOPY"),
+            lost.len() == 1 && lost[0].contains("SO_ZEROCOPY") && lost[0].contains("1 more"),
             "{lost:?}"
         );
         let mut gone = recorded(Vec::new());

@@ -59,6 +59,9 @@ pub fn survives(script: &str) {
     survival.ends_like_an_undisturbed_run();
 }
 
+/// Begins a warning about what a restore has lost.
+const DIFFERS: &str = "the job differs from the snapshot";
+
 impl Survival {
     /// Starts the job, takes a snapshot in the middle of its work and lets it continue.
     pub fn begin(script: &str) -> Self {
@@ -86,6 +89,7 @@ impl Survival {
         assert_eq!(self.run.wait(), 0, "{}", err());
         assert_eq!(self.place.text("out"), self.expected, "{}", err());
         assert!(err().contains("restored"), "{}", err());
+        assert!(!err().contains(DIFFERS), "{}", err());
     }
 
     /// Simulates a reboot: the supervisor is killed with the job, then started again.
@@ -126,6 +130,7 @@ pub fn survives_two_crashes(script: &str) {
     let err = || place.text("err");
     assert_eq!(run.wait(), 0, "{}", err());
     assert_eq!(err().matches("restored image").count(), 2, "{}", err());
+    assert!(!err().contains(DIFFERS), "{}", err());
 }
 
 /// Lock of jobs with named semaphores: while CRIU dumps or restores one, its `link_remap.N` is in `/dev/shm`, and
