@@ -16,7 +16,7 @@ use crate::job::tree::Process;
 pub(super) fn find(processes: &[Process], open: &[Descriptors]) -> Option<Obstacle> {
     let root = processes.first().map(|root| MountTree::of(root.host_pid));
     let mounts = root.unwrap_or_default();
-    let mut seen = HashSet::new();
+    let mut right = HashSet::new();
     for one in open {
         for (link, path) in one.with_folders() {
             if !path.is_absolute() || is_deleted(&path) {
@@ -26,12 +26,17 @@ pub(super) fn find(processes: &[Process], open: &[Descriptors]) -> Option<Obstac
             let Some(place) = mount_of(&link).map(|mount| (path, mount)) else {
                 continue;
             };
+            if right.contains(&place) {
+                continue;
+            }
             // Most are found right without opening them: on older kernels a job that watches them could receive events.
-            if seen.insert(place.clone()) && is_covered(&place) {
-                let place = Target::of(&link).and_then(|target| place_of(&target));
-                if let Some((path, _)) = place.filter(is_covered) {
-                    return Some(Obstacle::of(&one.process, Finding::Covered(path)));
-                }
+            if !is_covered(&place) {
+                right.insert(place);
+                continue;
+            }
+            let place = Target::of(&link).and_then(|target| place_of(&target));
+            if let Some((path, _)) = place.filter(is_covered) {
+                return Some(Obstacle::of(&one.process, Finding::Covered(path)));
             }
         }
     }
