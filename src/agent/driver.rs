@@ -23,6 +23,10 @@ pub const ATTRIBUTE_RDMA: c_int = 110;
 
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
 pub const DESCRIPTOR: c_int = 1;
+/// `CU_MEM_LOCATION_TYPE_DEVICE`.
+const LOCATION_DEVICE: c_int = 1;
+/// `CU_MEM_CREATE_USAGE_TILE_POOL`.
+const USAGE_TILE_POOL: u16 = 1;
 /// `CU_MEM_ALLOC_GRANULARITY_MINIMUM`.
 pub const GRANULARITY_MINIMUM: c_int = 0;
 
@@ -82,10 +86,18 @@ impl Properties {
 
     /// Returns true for memory of a device that could be exported as a descriptor and has no other features.
     pub fn is_plain(&self) -> bool {
-        let pinned = self.kind == 1 && self.location.kind == 1 && self.windows.is_null();
+        let pinned = self.kind == 1
+            && self.location.kind == LOCATION_DEVICE
+            && self.windows.is_null();
         pinned
             && self.handle_types & !DESCRIPTOR == 0
             && (self.compression, self.usage, self.reserved) == (0, 0, [0; 4])
+    }
+
+    /// Returns true for memory that the driver suspends and cannot resume (580.159.04: error 304 in the resume): of the
+    /// host, or for sparse arrays.
+    pub fn is_final(&self) -> bool {
+        self.location.kind != LOCATION_DEVICE || self.usage & USAGE_TILE_POOL != 0
     }
 
     /// Returns the types of handles, and whether the memory is for RDMA.
@@ -101,7 +113,10 @@ impl Properties {
 
 impl Location {
     const fn device(id: c_int) -> Self {
-        Self { kind: 1, id }
+        Self {
+            kind: LOCATION_DEVICE,
+            id,
+        }
     }
 }
 

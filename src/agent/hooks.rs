@@ -107,6 +107,10 @@ hooks! {
         c"cuMemGetAllocationPropertiesFromHandle", 10020 (out: *mut Properties, handle: u64);
     cuMemRetainAllocationHandle = program_memory::retain, c"cuMemRetainAllocationHandle", 11000
         (out: *mut u64, address: *mut c_void);
+    cuMemPoolExportToShareableHandle = share::export_pool, c"cuMemPoolExportToShareableHandle", 11020
+        (out: *mut c_void, pool: usize, kind: c_int, flags: u64);
+    cuMemPoolImportFromShareableHandle = share::import_pool, c"cuMemPoolImportFromShareableHandle", 11020
+        (out: *mut usize, handle: *mut c_void, kind: c_int, flags: u64);
     cuMulticastCreate = program_memory::create_multicast, c"cuMulticastCreate", 12010
         (out: *mut u64, properties: *const c_void);
     cuMulticastBindMem = program_memory::bind_multicast, c"cuMulticastBindMem", 12010

@@ -9,7 +9,7 @@
 //! A process that shares memory reports the shared pieces to the supervisor (ORIGINS). An image contains each piece
 //! once, and a restore returns it to all processes.
 
-use core::ffi::{c_int, c_uint};
+use core::ffi::{c_int, c_uint, c_void};
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use super::datagram::{self, Incoming, Peer};
@@ -49,6 +49,8 @@ const _: () = assert!(size_of::<IpcHandle>() == 64);
 type Get = unsafe extern "C" fn(*mut IpcHandle, u64) -> c_int;
 type Open = unsafe extern "C" fn(*mut u64, IpcHandle, c_uint) -> c_int;
 type Close = unsafe extern "C" fn(u64) -> c_int;
+type ExportPool = unsafe extern "C" fn(*mut c_void, usize, c_int, u64) -> c_int;
+type ImportPool = unsafe extern "C" fn(*mut usize, *mut c_void, c_int, u64) -> c_int;
 
 /// Implements `cuIpcGetMemHandle`.
 ///
@@ -320,4 +322,34 @@ fn close(address: u64) -> Option<Result<(), c_int>> {
         return Some(Ok(()));
     }
     Some(tear_down(&entry).map(|()| state.remove(position)))
+}
+
+/// Implements `cuMemPoolExportToShareableHandle`: the memory of pools stays the driver's.
+///
+/// # Safety
+/// The same as for `cuMemPoolExportToShareableHandle`, which is `real`.
+pub unsafe fn export_pool(
+    real: ExportPool,
+    out: *mut c_void,
+    pool: usize,
+    kind: c_int,
+    flags: u64,
+) -> c_int {
+    // SAFETY: by the contract above.
+    report(&SHARES, unsafe { real(out, pool, kind, flags) })
+}
+
+/// Implements `cuMemPoolImportFromShareableHandle`: the pool is another process's.
+///
+/// # Safety
+/// The same as for `cuMemPoolImportFromShareableHandle`, which is `real`.
+pub unsafe fn import_pool(
+    real: ImportPool,
+    out: *mut usize,
+    handle: *mut c_void,
+    kind: c_int,
+    flags: u64,
+) -> c_int {
+    // SAFETY: by the contract above.
+    report(&SHARES, unsafe { real(out, handle, kind, flags) })
 }

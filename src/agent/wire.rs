@@ -88,8 +88,8 @@ pub const MOVED: u32 = 8;
 /// Flag: the process has shared segments with others, or uses theirs (CUDA IPC). ORIGINS lists them; RELEASE and MAP of
 /// all these processes restore them.
 pub const LENDS: u32 = 16;
-/// Flag: the process maps memory in a way that the agent does not follow: multicast, access of the host, or more mappings
-/// than its table has. It cannot be restored.
+/// Flag: the process maps memory in a way that the agent does not follow (multicast, access of the host, or more mappings
+/// than its table has), or that the driver cannot resume (memory of the host, or for sparse arrays).
 pub const OPAQUE: u32 = 32;
 
 /// Request of the supervisor to an agent.

@@ -68,6 +68,16 @@ pub enum GpuError {
         /// The process.
         process: job::ProcessName,
     },
+    /// A process has device files of the GPU after its suspend: not all its GPU state is CUDA's own.
+    #[error(
+        "process {process} keeps device files of the GPU while CUDA is suspended: it has exported GPU memory \
+         (cudaMemPoolExportToShareableHandle, cuMemExportToShareableHandle), or uses the GPU by another interface than \
+         CUDA as well (Vulkan, OpenGL, video encoding), which cannot be restored"
+    )]
+    Kept {
+        /// The process.
+        process: job::ProcessName,
+    },
     /// A process is about to exit: the driver has shut down in it.
     #[error("process {pid} is about to stop using the GPU; another attempt follows later")]
     Leaving {
@@ -82,7 +92,7 @@ impl GpuError {
         match self {
             Self::Tree(_) => FailureKind::System,
             Self::Store(_) => FailureKind::Store,
-            Self::Unsupported(_) => FailureKind::Unsupported,
+            Self::Unsupported(_) | Self::Kept { .. } => FailureKind::Unsupported,
             Self::Device { .. } | Self::Holder { .. } | Self::Leaving { .. } => {
                 FailureKind::Changed
             }

@@ -7,9 +7,11 @@
 //! - Before the freeze, or after the suspend if there is one, which takes all device files from the processes that use
 //!   CUDA or NVML (measured with driver 580.159.04): the driver knows none of the holders, and each of them was forked
 //!   and has not executed a program since. A process that has executed one may be entering `cuInit`, and opens the
-//!   files before the driver knows it.
-//! - While the tasks are frozen: the holders and their numbers of files are unchanged. The driver is not queried again,
-//!   because it answers a query about a stopped CUDA process only after that process continues (580.159.04).
+//!   files before the driver knows it. A suspended process that keeps some uses the GPU in another way as well.
+//! - While the tasks are frozen: the holders and their numbers of files are unchanged.
+//!
+//! The driver answers a query about a stopped CUDA process only after that process continues (580.159.04), so it is
+//! asked about none that is stopped.
 
 use super::error::GpuError;
 use crate::cuda;
@@ -42,8 +44,8 @@ pub(crate) struct InheritedDevices {
 }
 
 impl InheritedDevices {
-    /// Finds the files, after the suspend if there is one.
-    pub fn of(context: &RunContext, root: i32) -> Result<Self, GpuError> {
+    /// Finds the files, after the suspend if there is one; `suspended` are the host pids of the stopped CUDA processes.
+    pub fn of(context: &RunContext, root: i32, suspended: &[i32]) -> Result<Self, GpuError> {
         let majors = job::majors(DRIVER);
         if majors.is_empty() {
             return Ok(Self::default());
@@ -52,6 +54,11 @@ impl InheritedDevices {
         let holders = job::holders(&open, &majors)?;
         if holders.is_empty() {
             return Ok(Self { majors, holders });
+        }
+        all_given_back(&holders, suspended)?;
+        let stopped = |holder: &&Holder| job::is_stopped(holder.host_pid);
+        if let Some(holder) = holders.iter().find(stopped) {
+            return Err(GpuError::Stopped { pid: holder.pid });
         }
         // Only the driver knows which processes use CUDA.
         let driver = context.driver()?;
@@ -67,6 +74,15 @@ impl InheritedDevices {
         let holders = job::holders(open, &self.majors)?;
         refuse(holders.iter().find(|one| !self.holders.contains(one)))
     }
+}
+
+/// Refuses suspended processes that still have device files.
+fn all_given_back(holders: &[Holder], suspended: &[i32]) -> Result<(), GpuError> {
+    let keeps = |holder: &&Holder| suspended.contains(&holder.host_pid);
+    holders.iter().find(keeps).map_or(Ok(()), |one| {
+        let process = ProcessName::of(one.host_pid, one.pid);
+        Err(GpuError::Kept { process })
+    })
 }
 
 /// Admits holders that do not use CUDA; `users` are the processes that the driver knows.
@@ -94,6 +110,16 @@ mod tests {
         open: 20,
         mapped: 40,
     };
+
+    #[test]
+    fn suspended_processes_that_keep_device_files_are_named() {
+        assert!(all_given_back(&[WORKER], &[1301]).is_ok());
+        let error = all_given_back(&[WORKER], &[1301, 1310]).unwrap_err();
+        assert!(
+            matches!(&error, GpuError::Kept { process } if process.pid == 310),
+            "{error}"
+        );
+    }
 
     #[test]
     fn only_forked_processes_without_cuda_are_bystanders() {

@@ -101,13 +101,17 @@ pub fn is_doomed(pid: i32) -> bool {
 /// Returns the first of `processes` that is stopped by a signal or a debugger, by its pid as the job sees it.
 #[must_use]
 pub fn first_stopped(processes: &[Process]) -> Option<i32> {
-    let stopped = |process: &&Process| {
-        let state = ProcessEntry::new(process.host_pid)
-            .and_then(|entry| entry.stat())
-            .and_then(|stat| stat.state());
-        state.is_ok_and(|state| matches!(state, ProcState::Stopped | ProcState::Tracing))
-    };
+    let stopped = |process: &&Process| is_stopped(process.host_pid);
     processes.iter().find(stopped).map(|process| process.pid)
+}
+
+/// Returns true if a process (a host pid) is stopped by a signal or a debugger.
+#[must_use]
+pub fn is_stopped(pid: i32) -> bool {
+    let state = ProcessEntry::new(pid)
+        .and_then(|entry| entry.stat())
+        .and_then(|stat| stat.state());
+    state.is_ok_and(|state| matches!(state, ProcState::Stopped | ProcState::Tracing))
 }
 
 /// Reads `/proc/PID/status` of a process, or of a thread by its own number; both as the host sees them. A name in it

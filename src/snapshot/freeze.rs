@@ -69,7 +69,8 @@ impl<'a> Frozen<'a> {
         let criu_dump = CriuDump::start(subject, root, writer.id(), &inherited_devices::majors())
             .map_err(NotFrozen::Failed)?;
         writer.await_index();
-        let find_inherited = || InheritedDevices::of(subject.context, root);
+        let users = gpu.map_or(&[][..], Gpu::users);
+        let find_inherited = || InheritedDevices::of(subject.context, root, users);
         // Where nothing is suspended, the job need not wait for this list.
         let ahead = match gpu {
             Some(_) => None,

@@ -35,18 +35,22 @@ pub unsafe fn create(
     properties: *const Properties,
     flags: u64,
 ) -> c_int {
+    // SAFETY: by the contract above.
+    let asked = (!properties.is_null()).then(|| unsafe { *properties });
     if flags == 0
         && !out.is_null()
-        && !properties.is_null()
-        // SAFETY: by the contract above.
-        && let Some(handle) = covered(len, unsafe { *properties })
+        && let Some(handle) = asked.and_then(|asked| covered(len, asked))
     {
         // SAFETY: by the contract above.
         unsafe { *out = handle };
         return driver::SUCCESS;
     }
     // SAFETY: by the contract above.
-    unsafe { real(out, len, properties, flags) }
+    let code = unsafe { real(out, len, properties, flags) };
+    match asked {
+        Some(asked) if asked.is_final() => report(&OPAQUE, code),
+        _ => code,
+    }
 }
 
 /// Creates a piece that can be held by others, if possible; returns the program's handle.

@@ -41,7 +41,7 @@ pub enum ResidentError {
     #[error(
         "process {pid} shares GPU memory with other processes in a way that cannot be restored: by CUDA IPC in pieces \
          below 2 MiB or after a restore onto other GPUs, or by exported handles of cuMemCreate (NCCL: set \
-         NCCL_CUMEM_ENABLE=0)"
+         NCCL_CUMEM_ENABLE=0) or of memory pools"
     )]
     Shares {
         /// Pid as the job sees it.
@@ -50,7 +50,8 @@ pub enum ResidentError {
     /// A process maps device memory in a way that the agent does not follow.
     #[error(
         "process {pid} maps GPU memory in a way that cannot be restored: NVLink multicast (set NCCL_NVLS_ENABLE=0 and \
-         TORCH_SYMM_MEM_DISABLE_MULTICAST=1), access of the host to memory of cuMemCreate, or more than 16,384 mappings"
+         TORCH_SYMM_MEM_DISABLE_MULTICAST=1), memory of cuMemCreate on the host, for sparse arrays or with access of \
+         the host, or more than 16,384 mappings"
     )]
     Opaque {
         /// Pid as the job sees it.
