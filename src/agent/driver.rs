@@ -86,18 +86,22 @@ impl Properties {
 
     /// Returns true for memory of a device that could be exported as a descriptor and has no other features.
     pub fn is_plain(&self) -> bool {
-        let pinned = self.kind == 1
-            && self.location.kind == LOCATION_DEVICE
-            && self.windows.is_null();
+        let pinned =
+            self.kind == 1 && self.location.kind == LOCATION_DEVICE && self.windows.is_null();
         pinned
             && self.handle_types & !DESCRIPTOR == 0
             && (self.compression, self.usage, self.reserved) == (0, 0, [0; 4])
     }
 
-    /// Returns true for memory that the driver suspends and cannot resume (580.159.04: error 304 in the resume): of the
-    /// host, or for sparse arrays.
-    pub fn is_final(&self) -> bool {
-        self.location.kind != LOCATION_DEVICE || self.usage & USAGE_TILE_POOL != 0
+    /// Returns true for memory of the host. The driver suspends a process that has mapped some, and cannot resume it
+    /// (580.159.04: error 304).
+    pub fn is_on_host(&self) -> bool {
+        self.location.kind != LOCATION_DEVICE
+    }
+
+    /// Returns true for memory of sparse arrays, which the driver cannot resume either.
+    pub fn is_for_arrays(&self) -> bool {
+        self.usage & USAGE_TILE_POOL != 0
     }
 
     /// Returns the types of handles, and whether the memory is for RDMA.

@@ -22,6 +22,7 @@ use core::{ptr, slice};
 
 use super::datagram::{self, Incoming, NO_SEGMENT, Outgoing};
 use super::driver::{self, check};
+use super::gate;
 use super::lock::Guard;
 use super::memory::{self, BYTES, IMPORTED, SEGMENTS, STATE, State};
 use super::probe::{enter, leave, probe_devices};
@@ -103,6 +104,14 @@ impl HandOver {
             wire::HOLDINGS => {
                 let mut answer = self.outgoing(request, wire::MORE, 0);
                 self.look(|state| send_holdings(socket, incoming, state, &mut answer))
+            }
+            wire::HOLD => {
+                gate::close();
+                Ok(())
+            }
+            wire::PASS => {
+                gate::open();
+                Ok(())
             }
             _ => Err(Failure::Refused),
         }

@@ -1,5 +1,5 @@
 //! Replacements for driver functions, each in two forms: one returned as a pointer, and one exported as a symbol for
-//! linked callers.
+//! linked callers. Those that only wait at the gate are in `gate`.
 
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use core::mem::transmute;
@@ -7,7 +7,7 @@ use core::mem::transmute;
 use super::driver::{Access, NOT_INITIALIZED, Properties};
 use super::interpose::{self, Hook};
 use super::share::{self, IpcHandle};
-use super::{contexts, memory, program_memory};
+use super::{contexts, gate, memory, program_memory};
 
 // SAFETY: contains only addresses of functions and of text.
 unsafe impl Sync for Hook {}
@@ -17,10 +17,8 @@ macro_rules! hooks {
         #[allow(non_camel_case_types, reason = "numbers of the functions")]
         enum Number { $($symbol),* }
 
-        pub const COUNT: usize = [$($version),*].len();
-
-        /// All hooks by number.
-        pub static HOOKS: [Hook; COUNT] = [$(Hook {
+        /// The hooks whose functions are known here, by number.
+        pub const TYPED: [Hook; [$($version),*].len()] = [$(Hook {
             symbol: name(concat!(stringify!($symbol), "\0")),
             base: $base,
             version: $version,
@@ -119,7 +117,24 @@ hooks! {
         (multicast: u64, device: c_int, at: usize, handle: u64, offset: usize, len: usize, flags: u64);
 }
 
-const fn name(text: &'static str) -> &'static CStr {
+pub const COUNT: usize = TYPED.len() + gate::GATED.len();
+
+/// All hooks by number.
+pub static HOOKS: [Hook; COUNT] = {
+    let mut all = [TYPED[0]; COUNT];
+    let mut number = 0;
+    while number < COUNT {
+        all[number] = if number < TYPED.len() {
+            TYPED[number]
+        } else {
+            gate::GATED[number - TYPED.len()]
+        };
+        number += 1;
+    }
+    all
+};
+
+pub const fn name(text: &'static str) -> &'static CStr {
     match CStr::from_bytes_with_nul(text.as_bytes()) {
         Ok(name) => name,
         Err(_) => c"",

@@ -33,6 +33,7 @@ type Dlopen = unsafe extern "C" fn(*const c_char, c_int) -> *mut c_void;
 type ProcAddress = unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64) -> c_int;
 
 /// Driver function that the agent replaces.
+#[derive(Clone, Copy)]
 pub struct Hook {
     /// Its name in libcuda.
     pub symbol: &'static CStr,
@@ -59,7 +60,7 @@ type Pointers = [AtomicPtr<c_void>; COUNT];
 )]
 const NONE: Pointers = [const { AtomicPtr::new(ptr::null_mut()) }; COUNT];
 /// Driver functions as found in its symbol table.
-static OWN: Pointers = NONE;
+pub static OWN: Pointers = NONE;
 /// Driver functions as returned by `cuGetProcAddress`.
 static GIVEN: Pointers = NONE;
 /// Functions for linked callers: the agent's `picked`, or another library's function of that name.

@@ -24,6 +24,7 @@ mod datagram;
 mod devices;
 mod driver;
 mod elf;
+mod gate;
 mod hand_over;
 mod hooks;
 mod interpose;

@@ -15,7 +15,7 @@ use super::datagram::{self, Incoming, Peer};
 use super::hand_over::HandOver;
 use super::sys::Piece;
 use super::wire::{MAGIC, Request};
-use super::{driver, elf, interpose, memory, sys};
+use super::{driver, elf, gate, interpose, memory, sys};
 
 /// Stack size of the thread. The driver's calls need some 50 KiB; untouched pages cost nothing.
 const STACK_LEN: usize = 512 << 10;
@@ -141,6 +141,7 @@ fn watch_forks() -> Option<()> {
 /// Called by the C library in the child of a fork.
 unsafe extern "C" fn in_child() {
     interpose::switch_off();
+    gate::open();
     // SAFETY: owned by the agent, or -1, which the kernel refuses.
     unsafe { sys::close(SOCKET.swap(-1, Ordering::AcqRel)) };
     // SAFETY: by the contract above.

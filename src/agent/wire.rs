@@ -20,6 +20,8 @@
 //!   HOLDINGS ──────────────────────▶         amount of memory on each GPU
 //!            ◀──────────────────────  MORE   one `Segment::holding` a GPU, no descriptors
 //!            ◀──────────────────────  OK     these are all
+//!   HOLD     ──────────────────────▶         make the job's CUDA calls wait, for at most some seconds
+//!   PASS     ──────────────────────▶         end that
 //! ```
 //! An agent also sends requests to another agent of the same run and user, if its process opens memory of the other
 //! process (CUDA IPC):
@@ -61,6 +63,10 @@ pub const REMAKE: u32 = 6;
 pub const ORIGINS: u32 = 7;
 /// See above.
 pub const HOLDINGS: u32 = 8;
+/// See above.
+pub const HOLD: u32 = 9;
+/// See above.
+pub const PASS: u32 = 10;
 
 /// Success.
 pub const OK: u32 = 0;

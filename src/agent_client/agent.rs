@@ -169,6 +169,24 @@ impl<'a> Agent<'a> {
             .map(drop)
     }
 
+    /// Makes the job's next CUDA calls wait until [`Agent::pass`], for at most some seconds in which the process runs.
+    ///
+    /// # Errors
+    /// There is no valid reply in time, or [`AgentError::Refused`] from an older agent without this request.
+    pub fn hold(&mut self, limit: Duration) -> Result<(), AgentError> {
+        self.ask(Kind::Hold, Pieces::NONE, clock::now() + limit)
+            .map(drop)
+    }
+
+    /// Ends [`Agent::hold`].
+    ///
+    /// # Errors
+    /// The same as [`Agent::hold`].
+    pub fn pass(&mut self, limit: Duration) -> Result<(), AgentError> {
+        self.ask(Kind::Pass, Pieces::NONE, clock::now() + limit)
+            .map(drop)
+    }
+
     /// Makes the process release all its device memory, which is kept alive by the returned descriptors.
     ///
     /// # Errors

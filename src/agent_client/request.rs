@@ -12,6 +12,8 @@ pub(super) enum Kind {
     Remake,
     Origins,
     Holdings,
+    Hold,
+    Pass,
 }
 
 impl Kind {
@@ -24,6 +26,8 @@ impl Kind {
             Self::Remake => wire::REMAKE,
             Self::Origins => wire::ORIGINS,
             Self::Holdings => wire::HOLDINGS,
+            Self::Hold => wire::HOLD,
+            Self::Pass => wire::PASS,
         }
     }
 
@@ -36,6 +40,8 @@ impl Kind {
             Self::Remake => "create new device memory",
             Self::Origins => "query the shared memory",
             Self::Holdings => "query the memory on each GPU",
+            Self::Hold => "hold back CUDA calls",
+            Self::Pass => "let CUDA calls pass",
         }
     }
 
@@ -43,7 +49,13 @@ impl Kind {
     pub(super) const fn brings_memory(self) -> bool {
         match self {
             Self::Release | Self::Remake => true,
-            Self::Hello | Self::Probe | Self::Map | Self::Origins | Self::Holdings => false,
+            Self::Hello
+            | Self::Probe
+            | Self::Map
+            | Self::Origins
+            | Self::Holdings
+            | Self::Hold
+            | Self::Pass => false,
         }
     }
 
@@ -51,7 +63,13 @@ impl Kind {
     pub(super) const fn describes_memory(self) -> bool {
         match self {
             Self::Origins | Self::Holdings => true,
-            Self::Hello | Self::Probe | Self::Map | Self::Release | Self::Remake => false,
+            Self::Hello
+            | Self::Probe
+            | Self::Map
+            | Self::Release
+            | Self::Remake
+            | Self::Hold
+            | Self::Pass => false,
         }
     }
 }

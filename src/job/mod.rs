@@ -56,6 +56,6 @@ pub use terminal::{CallersTerminal, Key, Pty, TerminalDevice, window};
 pub use timers::{Timer, TimersError, arm_timers, rung_timers};
 pub use transparent_huge_pages::make_huge_pages;
 pub use tree::{
-    Process, TreeError, child_with_pid, died_under_trace, first_stopped, is_alive, is_doomed, is_stopped,
-    is_to_stop, tree, with_remains_of_criu,
+    Process, TreeError, child_with_pid, died_under_trace, first_stopped, is_alive, is_doomed,
+    is_stopped, is_to_stop, tree, with_remains_of_criu,
 };

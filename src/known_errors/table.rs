@@ -372,6 +372,12 @@ pub static CAUSES: &[Cause] = &[
         "for NCCL set NCCL_P2P_DISABLE=1 NCCL_CUMEM_ENABLE=0 NCCL_CUMEM_HOST_ENABLE=0 (cuda.nccl = \"checkpointable\")",
     ),
     cuda(
+        &["lock"],
+        801,
+        "a profiler measures the process (CUPTI: torch.profiler, Nsight), which this driver cannot suspend then",
+        "run the job without the profiler",
+    ),
+    cuda(
         &["restore"],
         1,
         "a GPU that the process used is not visible here, the GPU map lacks one, or the process shares GPU memory with \

@@ -294,6 +294,7 @@ const LINES: &[(&str, &str)] = &[
 const ANSWERS: &[(&str, i32, &str)] = &[
     ("checkpoint", 801, "managed memory"),
     ("restore", 801, "managed memory"),
+    ("lock", 801, "profiler"),
     ("restore", 1, "GPU map lacks one"),
     ("restore", 2, "less free memory"),
     ("checkpoint", 2, "the host has too little"),

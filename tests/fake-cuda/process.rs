@@ -31,6 +31,8 @@ pub enum Place {
 pub enum Origin {
     Own,
     Imported,
+    /// Created on the host. As with the driver, it is lost in a suspend.
+    Host,
 }
 
 pub struct Piece {

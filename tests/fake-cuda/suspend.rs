@@ -36,7 +36,7 @@ fn copy_all(process: &Guard) -> Result<Vec<(Id, Place)>, Code> {
         };
         let place = match piece.origin {
             Origin::Own => copy_to_host(memory),
-            Origin::Imported => Ok(Place::Lost),
+            Origin::Imported | Origin::Host => Ok(Place::Lost),
         };
         match place {
             Ok(place) => copies.push((*id, place)),

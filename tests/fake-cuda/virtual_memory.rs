@@ -7,7 +7,7 @@ use super::c::{self, Access, give, read};
 use super::card::Memory;
 use super::code::{Answer, Code, INVALID_VALUE, NOT_INITIALIZED, NOT_SUPPORTED};
 use super::gate::calls;
-use super::process::{Handle, Id, Kind, Mapping, Origin, process};
+use super::process::{Handle, Id, Kind, Mapping, Origin, Piece, process};
 
 /// Granularity of addresses and memory, in bytes.
 pub const GRANULARITY: u64 = 2 << 20;
@@ -17,6 +17,8 @@ const POSIX_DESCRIPTOR: c_int = 1;
 const PINNED: c_int = 1;
 /// `CU_MEM_LOCATION_TYPE_DEVICE`.
 const DEVICE: c_int = 1;
+/// `CU_MEM_LOCATION_TYPE_HOST_NUMA`. The fake takes such memory from the first GPU.
+const HOST: c_int = 3;
 /// `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`.
 const READ_WRITE: c_int = 3;
 
@@ -52,7 +54,7 @@ const _: () = assert!(size_of::<AccessDescription>() == 12);
 
 /// Returns the GPU that properties name.
 fn gpu_of(properties: &Properties) -> Result<usize, Code> {
-    if properties.kind != PINNED || properties.location.kind != DEVICE {
+    if properties.kind != PINNED || ![DEVICE, HOST].contains(&properties.location.kind) {
         return Err(INVALID_VALUE);
     }
     if properties.handle_types & !POSIX_DESCRIPTOR != 0 {
@@ -200,11 +202,13 @@ fn properties_of(handle: Id) -> Result<Properties, Code> {
     let piece = process.piece_of(handle)?;
     let ordinal = process.ordinal(process.memory(piece)?.device).unwrap_or(0);
     let exportable = process.pieces.get(&piece).is_some_and(|one| one.exportable);
+    let is_host = |one: &Piece| one.origin == Origin::Host;
+    let on_host = process.pieces.get(&piece).is_some_and(is_host);
     Ok(Properties {
         kind: PINNED,
         handle_types: c_int::from(exportable),
         location: Location {
-            kind: DEVICE,
+            kind: if on_host { HOST } else { DEVICE },
             id: ordinal as c_int,
         },
         win32: std::ptr::null_mut(),
@@ -244,7 +248,8 @@ calls! {
             return Err(INVALID_VALUE);
         }
         let exportable = properties.handle_types & POSIX_DESCRIPTOR != 0;
-        give(handle, new_handle(Memory::create(gpu, len)?, Origin::Own, exportable))
+        let origin = if properties.location.kind == HOST { Origin::Host } else { Origin::Own };
+        give(handle, new_handle(Memory::create(gpu, len)?, origin, exportable))
     }
     10020 fn cuMemRelease(handle: Id) {
         release(handle)

@@ -48,7 +48,7 @@ pub unsafe fn create(
     // SAFETY: by the contract above.
     let code = unsafe { real(out, len, properties, flags) };
     match asked {
-        Some(asked) if asked.is_final() => report(&OPAQUE, code),
+        Some(asked) if asked.is_for_arrays() => report(&OPAQUE, code),
         _ => code,
     }
 }
@@ -126,7 +126,13 @@ pub unsafe fn map(
 ) -> c_int {
     if handle < HANDLE_MIN {
         // SAFETY: by the contract above.
-        return unsafe { real(address, len, offset, handle, flags) };
+        let code = unsafe { real(address, len, offset, handle, flags) };
+        // NCCL creates some memory of the host only to find out whether it could.
+        return if code == driver::SUCCESS && is_on_host(handle) {
+            report(&OPAQUE, code)
+        } else {
+            code
+        };
     }
     let mut state = STATE.lock();
     let Some(entry) = state.held(handle) else {
@@ -141,6 +147,14 @@ pub unsafe fn map(
         state.add_mapping(address, len as u64, offset as u64, handle);
     }
     code
+}
+
+fn is_on_host(handle: u64) -> bool {
+    let mut properties = Properties::new(0, false);
+    // SAFETY: there is room for the result.
+    let told = service::is_ready()
+        .then(|| check(unsafe { driver::properties(&raw mut properties, handle) }));
+    told.is_some_and(|told| told.is_ok()) && properties.is_on_host()
 }
 
 /// Implements `cuMemUnmap`.

@@ -9,6 +9,7 @@ use super::refill::Memory;
 use crate::agent_client::{Agent, AgentError, Channel, Held, Origin, Token};
 use crate::cuda::{self, Driver, GpuUuid, Locked, State, SuspendOptions, TreeError};
 use crate::job::{self, Process};
+use crate::run::format::chain;
 use crate::run::resident_facts::{ResidentFacts, ResidentProcess, ResidentSegment};
 use crate::run::running_job::Agents;
 
@@ -208,6 +209,22 @@ impl KeptMemory {
                 .collect(),
         };
         ResidentFacts::new(self.processes.iter().map(process).collect())
+    }
+
+    /// Makes the next CUDA calls of the processes wait outside the driver, or ends that. Where an agent cannot, for example
+    /// an older one, the calls wait inside.
+    pub(super) fn hold_calls(&mut self, hold: bool) {
+        for process in &self.processes {
+            let mut agent = process.agent(&mut self.channel, &self.agents.token);
+            let told = if hold {
+                agent.hold(HELLO_LIMIT)
+            } else {
+                agent.pass(HELLO_LIMIT)
+            };
+            if let Err(error) = told {
+                tracing::debug!(pid = process.pid, hold, "{}", chain(&error));
+            }
+        }
     }
 
     /// Takes the memory of all processes, or of none.

@@ -81,12 +81,34 @@ fn halt_released(
     watch: &mut Stopwatch,
     kept: &mut KeptMemory,
 ) -> Result<(HaltedProcesses, Locked), ResidentError> {
+    let mut held = false;
+    let released = try_halt_released(processes, halt_group, options, watch, kept, &mut held);
+    if held {
+        kept.hold_calls(false);
+    }
+    released
+}
+
+/// Does the above; `held` is set when CUDA calls are held back, which they still are on return.
+fn try_halt_released(
+    processes: ResidentProcesses<'_>,
+    halt_group: &HaltGroup,
+    options: &SuspendOptions,
+    watch: &mut Stopwatch,
+    kept: &mut KeptMemory,
+    held: &mut bool,
+) -> Result<(HaltedProcesses, Locked), ResidentError> {
     let deadline = clock::now() + TRY_LIMIT;
     let is_bound = processes.covers.iter().any(Cover::is_bound);
     let mut pause = HaltPause::first(TRY_PAUSE);
     let mut tries = 0;
     loop {
         tries += 1;
+        if tries > 1 {
+            // Threads that are always inside CUDA calls wait outside the driver from now on.
+            kept.hold_calls(true);
+            *held = true;
+        }
         let mut halted = halt(processes, halt_group, options, watch, kept)?;
         match release(processes, &mut halted, kept) {
             Ok(locked) => return Ok((halted, locked)),

@@ -107,6 +107,13 @@ pub struct SocketOptions {
     pub groups: Vec<Membership>,
 }
 
+/// Options of the class of traffic. Their last two bits are about congestion: the kernel changes those of a stream itself.
+const CLASSES: [(c_int, c_int); 2] = [
+    (libc::SOL_IP, libc::IP_TOS),
+    (libc::SOL_IPV6, libc::IPV6_TCLASS),
+];
+const CONGESTION_BITS: u8 = 0b11;
+
 /// Family, type and protocol of a socket.
 type Kind = [c_int; 3];
 
@@ -152,8 +159,15 @@ pub fn record_socket_options(open: &[Descriptors]) -> Vec<SocketOptions> {
             let Some(socket) = borrower.borrow(descriptor.number) else {
                 continue;
             };
-            let options = unusual(&socket, &mut defaults);
-            let groups = joined(&socket, &groups);
+            let Some(kind) = kind_of(&socket) else {
+                continue;
+            };
+            let options = unusual(&socket, kind, &mut defaults);
+            let groups = if receives_from_groups(kind) {
+                joined(&socket, &groups)
+            } else {
+                Vec::new()
+            };
             if !options.is_empty() || !groups.is_empty() {
                 recorded.push(SocketOptions {
                     pid: one.process.pid,
@@ -220,38 +234,58 @@ fn give_back(socket: &OwnedFd, option: (c_int, c_int), value: &[u8]) -> Result<(
     if is_set() {
         return Ok(());
     }
+    // The kernel derives a new priority from a new class of traffic.
+    let priority = (libc::SOL_SOCKET, libc::SO_PRIORITY);
+    let before = read(socket, priority).filter(|_| CLASSES.contains(&option));
     write(socket, option, value)?;
+    if let Some(before) = before {
+        write(socket, priority, before.bytes())?;
+    }
     if is_set() { Ok(()) } else { Err(Errno::EINVAL) }
 }
 
-/// Returns the options whose values differ from those of a new socket of this kind.
-fn unusual(socket: &OwnedFd, defaults: &mut Defaults) -> Vec<(i32, i32, Vec<u8>)> {
-    let kind = [libc::SO_DOMAIN, libc::SO_TYPE, libc::SO_PROTOCOL].map(|name| {
-        let value = read(socket, (libc::SOL_SOCKET, name));
-        value.and_then(|value| Some(c_int::from_ne_bytes(value.bytes().try_into().ok()?)))
-    });
-    let [Some(domain), Some(style), Some(protocol)] = kind else {
-        return Vec::new();
+fn kind_of(socket: &OwnedFd) -> Option<Kind> {
+    let number = |name| {
+        let value = read(socket, (libc::SOL_SOCKET, name))?;
+        Some(c_int::from_ne_bytes(value.bytes().try_into().ok()?))
     };
-    let defaults = defaults
-        .entry([domain, style, protocol])
-        .or_insert_with(|| {
-            let new = new_socket([domain, style, protocol]);
-            let default = |(level, number, _): &Known| {
-                let value = match &new {
-                    // Most options are those of other kinds.
-                    Some(new) => Some(read(new, (*level, *number))?),
-                    None => None,
-                };
-                Some((*level, *number, value))
+    Some([
+        number(libc::SO_DOMAIN)?,
+        number(libc::SO_TYPE)?,
+        number(libc::SO_PROTOCOL)?,
+    ])
+}
+
+fn receives_from_groups([domain, style, _]: Kind) -> bool {
+    matches!(domain, libc::AF_INET | libc::AF_INET6) && style != libc::SOCK_STREAM
+}
+
+/// Returns the options whose values differ from those of a new socket of this kind.
+fn unusual(
+    socket: &OwnedFd,
+    kind @ [_, style, _]: Kind,
+    defaults: &mut Defaults,
+) -> Vec<(i32, i32, Vec<u8>)> {
+    let defaults = defaults.entry(kind).or_insert_with(|| {
+        let new = new_socket(kind);
+        let default = |(level, number, _): &Known| {
+            let value = match &new {
+                // Most options are those of other kinds.
+                Some(new) => Some(read(new, (*level, *number))?),
+                None => None,
             };
-            let is_of_it = |(level, number, _): &&Known| {
-                style != libc::SOCK_STREAM || !NOT_OF_STREAMS.contains(&(*level, *number))
-            };
-            KNOWN.iter().filter(is_of_it).filter_map(default).collect()
-        });
+            Some((*level, *number, value))
+        };
+        let is_of_it = |(level, number, _): &&Known| {
+            style != libc::SOCK_STREAM || !NOT_OF_STREAMS.contains(&(*level, *number))
+        };
+        KNOWN.iter().filter(is_of_it).filter_map(default).collect()
+    });
     let unusual = defaults.iter().filter_map(|(level, number, default)| {
-        let value = read(socket, (*level, *number))?;
+        let mut value = read(socket, (*level, *number))?;
+        if style == libc::SOCK_STREAM && CLASSES.contains(&(*level, *number)) {
+            value.room[0] &= !CONGESTION_BITS;
+        }
         (*default != Some(value)).then(|| (*level, *number, value.bytes().to_vec()))
     });
     unusual.collect()
@@ -336,16 +370,28 @@ mod tests {
         ];
         let mut defaults = HashMap::new();
         for ((socket, other), option) in scene().iter().zip(&scene()).zip(options) {
-            let recorded = unusual(socket, &mut defaults);
+            let kind = kind_of(socket).unwrap();
+            let recorded = unusual(socket, kind, &mut defaults);
             assert_eq!(recorded, [], "a new socket");
             write(socket, (option.0, option.1), &option.2).unwrap();
             assert_eq!(
-                unusual(socket, &mut defaults),
+                unusual(socket, kind, &mut defaults),
                 std::slice::from_ref(&option)
             );
             give_back(other, (option.0, option.1), &option.2).unwrap();
-            assert_eq!(unusual(other, &mut defaults), [option]);
+            assert_eq!(unusual(other, kind, &mut defaults), [option]);
         }
+    }
+
+    #[test]
+    fn a_class_of_traffic_leaves_the_priority() {
+        let priority = (libc::SOL_SOCKET, libc::SO_PRIORITY);
+        let class = (libc::SOL_IP, libc::IP_TOS);
+        let socket = &scene()[1];
+        write(socket, priority, &number(3)).unwrap();
+        give_back(socket, class, &number(0x10)).unwrap();
+        assert_eq!(read(socket, class).unwrap().bytes()[0], 0x10);
+        assert_eq!(read(socket, priority).unwrap().bytes(), number(3));
     }
 
     #[test]

@@ -128,6 +128,31 @@ fn blocked_driver_is_noticed_and_hello_works() {
 }
 
 #[test]
+fn calls_that_are_held_back_wait_outside_the_driver() {
+    for way in WAYS {
+        let gpu = FakeGpu::new();
+        let mut job = Job::ready(&gpu, way);
+        let address = job.alloc(4 * MIB);
+        job.agent(&mut Channel::bind().unwrap())
+            .hold(LIMIT)
+            .unwrap();
+        job.tell(&format!("write {address} {} 4", 4 * MIB));
+        assert!(job.lines.recv_timeout(SOON).is_err(), "{way:?}");
+        let held = job.release();
+        job.map(&held);
+        job.agent(&mut Channel::bind().unwrap())
+            .pass(LIMIT)
+            .unwrap();
+        assert_eq!(job.hear(), "0");
+        // Without a further word it passes as well, later.
+        job.agent(&mut Channel::bind().unwrap())
+            .hold(LIMIT)
+            .unwrap();
+        assert_eq!(job.ask(&format!("check {address} {} 4", 4 * MIB)), "true");
+    }
+}
+
+#[test]
 fn who_wants_memory_while_it_is_released_waits() {
     let gpu = FakeGpu::new();
     let mut job = Job::ready(&gpu, Way::Asking);

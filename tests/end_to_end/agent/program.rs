@@ -144,6 +144,14 @@ fn mapped(names: &mut HashMap<String, u64>, words: &[&str]) -> Option<String> {
             let properties = Properties([1, types, 1, device, 0, 0, 0, 0]);
             make(&raw mut result, len(2), &raw const properties, 0)
         }
+        "create-on-host" => {
+            let properties = Properties([1, 0, 3, 0, 0, 0, 0, 0]);
+            make(&raw mut result, len(2), &raw const properties, 0)
+        }
+        "create-for-arrays" => {
+            let properties = Properties([1, 0, 1, 0, 0, 0, 1 << 16, 0]);
+            make(&raw mut result, len(2), &raw const properties, 0)
+        }
         "retain" => retain_handle(&raw mut result, address(2) as *mut c_void),
         "import" => {
             let mut descriptor = -1;

@@ -113,6 +113,28 @@ fn shared_handles_are_reported() {
     assert!(job.hello().unwrap().shares);
 }
 
+#[test]
+fn memory_that_the_driver_cannot_resume_is_reported() {
+    let gpu = FakeGpu::new();
+    let is_opaque = |job: &Job| job.hello().is_some_and(|hello| hello.opaque);
+    let mut job = Job::ready(&gpu, Way::Asking);
+    job.alloc(LEN);
+    // NCCL creates and releases some to find out whether it can be created.
+    all(&mut job, &["create-on-host probe 2097152", "drop probe"]);
+    assert!(!is_opaque(&job));
+    let lines = [
+        "create-on-host used 2097152",
+        "reserve range 2097152",
+        "map range 0 2097152 used",
+    ];
+    all(&mut job, &lines);
+    assert!(is_opaque(&job));
+
+    let mut job = Job::ready(&gpu, Way::Asking);
+    all(&mut job, &["create-for-arrays tiles 2097152"]);
+    assert!(is_opaque(&job));
+}
+
 /// A step of a program; handles and addresses are numbers of slots.
 #[derive(Clone, Debug)]
 enum Step {

@@ -11,7 +11,16 @@ STEPS, PACE_MS = 240, 40
 STEPS_BETWEEN = 45
 SNAPSHOTS = 2
 # By name, a part of the reason for which a snapshot is refused.
-REFUSED = {}
+MAPPED = "maps GPU memory in a way that cannot be restored"
+SHARED = "shares GPU memory with other processes"
+REFUSED = {
+    "array-mapped": MAPPED,
+    "mapped-host": MAPPED,
+    "mapped-external": SHARED,
+    "mapped-imported": SHARED,
+    "pool-exported": SHARED,
+    "torch-profiler": "operation not supported",
+}
 
 
 LIBRARIES = (

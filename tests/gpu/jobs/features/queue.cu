@@ -170,13 +170,14 @@ static Step threads()
 }
 
 /// A thread that computes without a pause, beside the one of the steps.
-static Step busy_thread()
+static Step beside_busy(cudaStream_t stream, bool waits)
 {
     Word *memory = gpu_memory(), *other = gpu_memory();
     std::thread([=] {
         for (Word round = 0;; round++) {
-            advance_on(cudaStreamPerThread, other, WORDS, round);
-            CHECK(cudaStreamSynchronize(cudaStreamPerThread));
+            advance_on(stream, other, WORDS, round);
+            if (waits)
+                CHECK(cudaStreamSynchronize(stream));
         }
     }).detach();
     return [=](Word step) {
@@ -185,6 +186,41 @@ static Step busy_thread()
         CHECK(cudaMemcpyAsync(copy.data(), memory, LEN, cudaMemcpyDeviceToHost, cudaStreamPerThread));
         CHECK(cudaStreamSynchronize(cudaStreamPerThread));
         return sum_of(copy.data(), WORDS);
+    };
+}
+
+static Step busy_thread()
+{
+    return beside_busy(cudaStreamPerThread, true);
+}
+
+static Step busy_stream()
+{
+    return beside_busy(stream_of(cudaStreamNonBlocking), true);
+}
+
+/// Its queue is always full.
+static Step busy_queue()
+{
+    return beside_busy(stream_of(cudaStreamNonBlocking), false);
+}
+
+/// An event that another process could wait for.
+static Step event_exported()
+{
+    cudaEvent_t event;
+    cudaIpcEventHandle_t handle;
+    CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventInterprocess));
+    CHECK(cudaIpcGetEventHandle(&handle, event));
+    cudaStream_t stream = stream_of(cudaStreamNonBlocking);
+    Word* memory = gpu_memory();
+    return [=](Word step) {
+        advance_on(nullptr, memory, WORDS, step);
+        CHECK(cudaEventRecord(event));
+        CHECK(cudaStreamWaitEvent(stream, event));
+        advance_on(stream, memory, WORDS, step);
+        CHECK(cudaStreamSynchronize(stream));
+        return sum_from(memory, WORDS);
     };
 }
 
@@ -251,6 +287,9 @@ Features queue_features()
         {"wait-for-value", wait_for_value},
         {"threads", threads},
         {"busy-thread", busy_thread},
+        {"busy-stream", busy_stream},
+        {"busy-queue", busy_queue},
+        {"event-exported", event_exported},
         {"identities", identities},
         {"stream-attributes", stream_attributes},
         {"clock", gpu_clock},
