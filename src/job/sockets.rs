@@ -12,6 +12,7 @@
 //! continued, or have noticed the job's death. A restored connection would be open at one end only.
 
 pub(super) mod diagnosis;
+mod interfaces;
 mod kinds;
 mod multicast;
 mod options;

@@ -12,6 +12,7 @@ use nix::errno::Errno;
 use nix::libc::{self, c_int};
 use serde::{Deserialize, Serialize};
 
+use super::interfaces::{Interface, interfaces_of};
 use super::options::{read_into, write};
 
 /// Families of addresses (`AF_INET`, `AF_INET6`).
@@ -46,14 +47,8 @@ pub struct Membership {
 /// A group of an interface, for any socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Group {
-    interface: Interface,
+    pub(super) interface: Interface,
     address: IpAddr,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Interface {
-    index: u32,
-    name: String,
 }
 
 /// Lists the groups in the network namespace of a process (a host pid). Those that the kernel joins itself are left out.
@@ -89,7 +84,7 @@ pub(super) fn join(socket: &OwnedFd, membership: &Membership, pid: i32) -> Resul
     if filter.len() != length {
         return Err(Errno::EINVAL);
     }
-    let interfaces = list(pid).into_iter().map(|group| group.interface);
+    let interfaces = interfaces_of(pid).into_iter();
     let mut same = interfaces.filter(|interface| interface.name == membership.interface);
     let index = same.next().ok_or(Errno::ENODEV)?.index;
     filter[..4].copy_from_slice(&index.to_ne_bytes());
@@ -153,7 +148,7 @@ fn put_address(room: &mut [u8], address: IpAddr) {
 }
 
 /// Lists the groups of all interfaces. Each interface that is up has at least one.
-fn list(pid: i32) -> Vec<Group> {
+pub(super) fn list(pid: i32) -> Vec<Group> {
     // A kernel without IPv6 does not have the second one.
     let read = |name| fs::read_to_string(format!("/proc/{pid}/net/{name}")).unwrap_or_default();
     let mut groups = parse_igmp(&read("igmp"));

@@ -17,6 +17,7 @@ use nix::errno::Errno;
 use nix::libc::{self, socklen_t};
 use serde::{Deserialize, Serialize};
 
+use super::interfaces::{Interface, interface_in, interfaces_of, value_here};
 use super::multicast::{Membership, address_of, groups_of, join, joined};
 use crate::job::descriptors::Descriptors;
 use crate::job::nodes::Borrower;
@@ -105,6 +106,9 @@ pub struct SocketOptions {
     /// The multicast groups that the socket has joined.
     #[serde(default)]
     pub groups: Vec<Membership>,
+    /// The interfaces that options name.
+    #[serde(default)]
+    pub interfaces: Vec<Interface>,
 }
 
 /// Options of the class of traffic. Their last two bits are about congestion: the kernel changes those of a stream itself.
@@ -139,9 +143,9 @@ impl Value {
 pub fn record_socket_options(open: &[Descriptors]) -> Vec<SocketOptions> {
     let (mut seen, mut defaults) = (HashSet::new(), HashMap::new());
     // They share a network namespace.
-    let groups = open
-        .first()
-        .map_or_else(Vec::new, |one| groups_of(one.process.host_pid));
+    let first = open.first().map(|one| one.process.host_pid);
+    let groups = first.map_or_else(Vec::new, groups_of);
+    let interfaces = first.map_or_else(Vec::new, interfaces_of);
     let mut recorded = Vec::new();
     for one in open {
         let sockets = one
@@ -169,9 +173,12 @@ pub fn record_socket_options(open: &[Descriptors]) -> Vec<SocketOptions> {
                 Vec::new()
             };
             if !options.is_empty() || !groups.is_empty() {
+                let named: Vec<u32> = options.iter().filter_map(interface_in).collect();
+                let is_named = |one: &&Interface| named.contains(&one.index);
                 recorded.push(SocketOptions {
                     pid: one.process.pid,
                     descriptor: descriptor.number,
+                    interfaces: interfaces.iter().filter(is_named).cloned().collect(),
                     options,
                     groups,
                 });
@@ -213,11 +220,14 @@ impl SocketOptions {
     /// such socket.
     fn give_to(&self, pid: i32) -> Option<Vec<String>> {
         let socket = Borrower::new(pid)?.borrow(self.descriptor)?;
-        let options = self.options.iter().filter_map(|(level, number, value)| {
+        let options = self.options.iter().filter_map(|option| {
+            let (level, number, _) = option;
             // Nothing else is set for an image.
             let mut known = KNOWN.iter().filter(|it| (it.0, it.1) == (*level, *number));
             let (.., name) = known.next()?;
-            let error = give_back(&socket, (*level, *number), value).err()?;
+            let value = value_here(option, &self.interfaces, || interfaces_of(pid));
+            let given = value.and_then(|value| give_back(&socket, (*level, *number), &value));
+            let error = given.err()?;
             Some(format!("{name} ({error})"))
         });
         let groups = self.groups.iter().filter_map(|membership| {
@@ -404,6 +414,7 @@ mod tests {
             descriptor: socket.as_raw_fd(),
             options,
             groups: Vec::new(),
+            interfaces: Vec::new(),
         };
         let of = |option, value| vec![(libc::SOL_SOCKET, option, value)];
         let unknown = recorded(of(libc::SO_REUSEADDR, number(1)));
