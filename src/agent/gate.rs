@@ -6,37 +6,46 @@
 //! is stopped there (580.159.04: 40 of 40 attempts failed for a loop of launches on a stream of its own). When the gate
 //! is closed, such calls wait here instead, where the driver does not know of them yet.
 //!
-//! The functions are passed on with all their arguments, so their types need not be known here. Without the supervisor's
-//! word, the gate opens by itself.
+//! The gate opens by itself after a moment, for all threads at once: a call that waits here may be one that GPU work of
+//! another thread or process waits for (NCCL), and then the driver can be locked only with the gate open.
+//!
+//! The functions are passed on with all their arguments, so their types need not be known here.
 
 use core::arch::naked_asm;
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use super::driver::NOT_INITIALIZED;
 use super::hooks;
 use super::interpose::{self, Hook};
 use super::sys;
 
-/// Limit on the pauses of a call, of a millisecond each.
-const PAUSES_MAX: u32 = 2000;
+/// Time for which the gate is closed, in milliseconds: an attempt to lock the driver (400 ms), and the halt of the threads.
+const CLOSED_MS: u32 = 600;
 
-static CLOSED: AtomicU32 = AtomicU32::new(0);
+/// Time at which the gate opens, in microseconds since the epoch; 0 while it is open.
+static OPENS_AT: AtomicU64 = AtomicU64::new(0);
 
 /// Makes further calls wait.
 pub fn close() {
-    CLOSED.store(1, Ordering::Release);
+    let now = sys::microseconds();
+    OPENS_AT.store(now + u64::from(CLOSED_MS) * 1000, Ordering::Release);
 }
 
 /// Lets waiting and further calls pass.
 pub fn open() {
-    CLOSED.store(0, Ordering::Release);
+    OPENS_AT.store(0, Ordering::Release);
 }
 
 /// Waits until the gate is open.
 extern "C" fn wait() {
-    for _ in 0..PAUSES_MAX {
-        if CLOSED.load(Ordering::Acquire) == 0 {
+    // Counted as well, in case that the clock is set back.
+    for _ in 0..CLOSED_MS {
+        let opens_at = OPENS_AT.load(Ordering::Acquire);
+        if opens_at == 0 {
             return;
+        }
+        if sys::microseconds() >= opens_at {
+            break;
         }
         sys::pause_ms(1);
     }
@@ -67,7 +76,7 @@ macro_rules! gated {
                 #[unsafe(naked)]
                 pub unsafe extern "C" fn $symbol() {
                     naked_asm!(
-                        "cmp dword ptr [rip + {closed}], 0",
+                        "cmp qword ptr [rip + {opens_at}], 0",
                         "jne 3f",
                         "2:",
                         "jmp qword ptr [rip + {own} + {place}]",
@@ -76,7 +85,7 @@ macro_rules! gated {
                         "call {wait}",
                         "pop rax", "pop r9", "pop r8", "pop rcx", "pop rdx", "pop rsi", "pop rdi",
                         "jmp 2b",
-                        closed = sym CLOSED,
+                        opens_at = sym OPENS_AT,
                         own = sym interpose::OWN,
                         place = const 8 * (hooks::TYPED.len() + Number::$symbol as usize),
                         wait = sym wait,

@@ -231,7 +231,9 @@ fn find_own(index: usize) -> *mut c_void {
     let mut own = OWN[index].load(Ordering::Acquire);
     if own.is_null() {
         own = symbol(HOOKS[index].symbol.as_ptr());
-        OWN[index].store(own, Ordering::Release);
+        if !own.is_null() {
+            OWN[index].store(own, Ordering::Release);
+        }
     }
     own
 }

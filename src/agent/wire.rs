@@ -20,7 +20,7 @@
 //!   HOLDINGS ──────────────────────▶         amount of memory on each GPU
 //!            ◀──────────────────────  MORE   one `Segment::holding` a GPU, no descriptors
 //!            ◀──────────────────────  OK     these are all
-//!   HOLD     ──────────────────────▶         make the job's CUDA calls wait, for at most some seconds
+//!   HOLD     ──────────────────────▶         make the job's CUDA calls wait, for less than a second
 //!   PASS     ──────────────────────▶         end that
 //! ```
 //! An agent also sends requests to another agent of the same run and user, if its process opens memory of the other

@@ -169,7 +169,7 @@ impl<'a> Agent<'a> {
             .map(drop)
     }
 
-    /// Makes the job's next CUDA calls wait until [`Agent::pass`], for at most some seconds in which the process runs.
+    /// Makes the job's next CUDA calls wait until [`Agent::pass`], for less than a second.
     ///
     /// # Errors
     /// There is no valid reply in time, or [`AgentError::Refused`] from an older agent without this request.

@@ -11,6 +11,7 @@ use serde::Serialize;
 use super::global::{Failure, Global};
 use super::print;
 use crate::cuda::{self, CallError, Driver, GpuMap, State, Step};
+use crate::job;
 use crate::run::chain;
 
 mod agents;
@@ -120,6 +121,15 @@ pub(super) fn run(global: &Global, verb: &CudaVerb) -> Result<ExitCode, Failure>
 
 /// Carries out the verb completely. `Gpus` concerns no process and does nothing.
 fn act(driver: &Driver, verb: &CudaVerb, map: GpuMap) -> Result<Outcome, Failure> {
+    // The driver answers about a stopped process only after it continues.
+    if let Some(pid) = pids_of(verb).into_iter().find(|pid| job::is_stopped(*pid)) {
+        return Err(Failure {
+            text: format!(
+                "process {pid} is stopped (SIGSTOP or a debugger): continue it, for example by kill -CONT {pid}"
+            ),
+            code: REFUSED,
+        });
+    }
     if let Some(pids) = suspended_by(verb)
         && let Err(error) = agents::ask(driver, &pids)
     {
@@ -179,6 +189,21 @@ fn suspended_by(verb: &CudaVerb) -> Option<Vec<i32>> {
         | CudaVerb::Restore(_)
         | CudaVerb::Unlock(_)
         | CudaVerb::Resume(_) => None,
+    }
+}
+
+fn pids_of(verb: &CudaVerb) -> Vec<i32> {
+    match verb {
+        CudaVerb::Gpus => Vec::new(),
+        CudaVerb::State(pids)
+        | CudaVerb::Tid(pids)
+        | CudaVerb::Checkpoint(pids)
+        | CudaVerb::Unlock(pids)
+        | CudaVerb::Lock(Stop { pids, .. })
+        | CudaVerb::Suspend(Stop { pids, .. })
+        | CudaVerb::Toggle(Toggle { pids, .. })
+        | CudaVerb::Restore(Return { pids, .. })
+        | CudaVerb::Resume(Return { pids, .. }) => pids.once(),
     }
 }
 

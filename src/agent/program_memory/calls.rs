@@ -125,14 +125,15 @@ pub unsafe fn map(
     flags: u64,
 ) -> c_int {
     if handle < HANDLE_MIN {
+        // NCCL creates some memory of the host only to find out whether it could, and does not map it.
+        let is_lost = is_on_host(handle);
+        if is_lost {
+            // A snapshot may begin at once when the memory is mapped.
+            OPAQUE.store(true, Ordering::Relaxed);
+        }
         // SAFETY: by the contract above.
         let code = unsafe { real(address, len, offset, handle, flags) };
-        // NCCL creates some memory of the host only to find out whether it could.
-        return if code == driver::SUCCESS && is_on_host(handle) {
-            report(&OPAQUE, code)
-        } else {
-            code
-        };
+        return if is_lost { report(&OPAQUE, code) } else { code };
     }
     let mut state = STATE.lock();
     let Some(entry) = state.held(handle) else {

@@ -172,3 +172,26 @@ fn lines_that_make_no_sense_are_refused() {
         );
     }
 }
+
+#[test]
+fn a_stopped_process_is_named_instead_of_waited_for() {
+    let mut sleeper = std::process::Command::new("sleep")
+        .arg("1000")
+        .spawn()
+        .unwrap();
+    let pid = i32::try_from(sleeper.id()).unwrap();
+    let process = nix::unistd::Pid::from_raw(pid);
+    nix::sys::signal::kill(process, Signal::SIGSTOP).unwrap();
+    // The signal takes effect once the process is scheduled.
+    while !job::is_stopped(pid) {
+        std::thread::yield_now();
+    }
+    let driver = Driver::fake(Fake::new(&[pid]));
+    for name in ["state", "tid", "suspend", "resume"] {
+        let verb = verb(&format!("{name} --pid {pid}"));
+        let refused = act(&driver, &verb, GpuMap::default()).err().unwrap();
+        assert!(refused.text.contains("kill -CONT"), "{}", refused.text);
+    }
+    sleeper.kill().unwrap();
+    sleeper.wait().unwrap();
+}

@@ -213,16 +213,18 @@ impl KeptMemory {
 
     /// Makes the next CUDA calls of the processes wait outside the driver, or ends that. Where an agent cannot, for example
     /// an older one, the calls wait inside.
-    pub(super) fn hold_calls(&mut self, hold: bool) {
-        for process in &self.processes {
-            let mut agent = process.agent(&mut self.channel, &self.agents.token);
+    pub(super) fn hold_calls(&mut self, covers: &[Cover], hold: bool) {
+        let with_agent = covers.iter().filter(|cover| cover.hello.is_some());
+        for process in with_agent {
+            let (host_pid, pid) = (process.host_pid, process.pid);
+            let mut agent = agent(&mut self.channel, &self.agents.token, host_pid, pid);
             let told = if hold {
                 agent.hold(HELLO_LIMIT)
             } else {
                 agent.pass(HELLO_LIMIT)
             };
             if let Err(error) = told {
-                tracing::debug!(pid = process.pid, hold, "{}", chain(&error));
+                tracing::debug!(pid, hold, "{}", chain(&error));
             }
         }
     }

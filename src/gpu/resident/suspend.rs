@@ -84,12 +84,12 @@ fn halt_released(
     let mut held = false;
     let released = try_halt_released(processes, halt_group, options, watch, kept, &mut held);
     if held {
-        kept.hold_calls(false);
+        kept.hold_calls(processes.covers, false);
     }
     released
 }
 
-/// Does the above; `held` is set when CUDA calls are held back, which they still are on return.
+/// Does the above; `held` is set when CUDA calls are held back, which they may still be on return.
 fn try_halt_released(
     processes: ResidentProcesses<'_>,
     halt_group: &HaltGroup,
@@ -105,8 +105,8 @@ fn try_halt_released(
     loop {
         tries += 1;
         if tries > 1 {
-            // Threads that are always inside CUDA calls wait outside the driver from now on.
-            kept.hold_calls(true);
+            // Threads that are always inside CUDA calls wait outside the driver for a moment.
+            kept.hold_calls(processes.covers, true);
             *held = true;
         }
         let mut halted = halt(processes, halt_group, options, watch, kept)?;

@@ -244,14 +244,27 @@ fn give_back(socket: &OwnedFd, option: (c_int, c_int), value: &[u8]) -> Result<(
     if is_set() {
         return Ok(());
     }
-    // The kernel derives a new priority from a new class of traffic.
     let priority = (libc::SOL_SOCKET, libc::SO_PRIORITY);
-    let before = read(socket, priority).filter(|_| CLASSES.contains(&option));
+    let before = read(socket, priority);
     write(socket, option, value)?;
-    if let Some(before) = before {
+    // The kernel derives a new priority from a new class of traffic.
+    if let Some(before) = before.filter(|before| read(socket, priority).as_ref() != Some(before)) {
         write(socket, priority, before.bytes())?;
     }
-    if is_set() { Ok(()) } else { Err(Errno::EINVAL) }
+    // It keeps the congestion bits of a class.
+    if is_set() || CLASSES.contains(&option) {
+        return Ok(());
+    }
+    Err(Errno::EINVAL)
+}
+
+/// Reads an option of a socket of this type, without what the kernel changes itself.
+fn read_own(socket: &OwnedFd, option: (c_int, c_int), style: c_int) -> Option<Value> {
+    let mut value = read(socket, option)?;
+    if style == libc::SOCK_STREAM && CLASSES.contains(&option) {
+        value.room[0] &= !CONGESTION_BITS;
+    }
+    Some(value)
 }
 
 fn kind_of(socket: &OwnedFd) -> Option<Kind> {
@@ -281,7 +294,7 @@ fn unusual(
         let default = |(level, number, _): &Known| {
             let value = match &new {
                 // Most options are those of other kinds.
-                Some(new) => Some(read(new, (*level, *number))?),
+                Some(new) => Some(read_own(new, (*level, *number), style)?),
                 None => None,
             };
             Some((*level, *number, value))
@@ -292,10 +305,7 @@ fn unusual(
         KNOWN.iter().filter(is_of_it).filter_map(default).collect()
     });
     let unusual = defaults.iter().filter_map(|(level, number, default)| {
-        let mut value = read(socket, (*level, *number))?;
-        if style == libc::SOCK_STREAM && CLASSES.contains(&(*level, *number)) {
-            value.room[0] &= !CONGESTION_BITS;
-        }
+        let value = read_own(socket, (*level, *number), style)?;
         (*default != Some(value)).then(|| (*level, *number, value.bytes().to_vec()))
     });
     unusual.collect()
