@@ -113,3 +113,19 @@ inline Word* gpu_memory(size_t words = WORDS)
     CHECK(cudaDeviceSynchronize());
     return memory;
 }
+
+/// Changes memory of WORDS words in each step.
+inline Step on(Word* memory)
+{
+    return [=](Word step) {
+        advance_on(nullptr, memory, WORDS, step);
+        return sum_from(memory, WORDS);
+    };
+}
+
+/// A function for the host to run in the order of a stream.
+inline void CUDART_CB count(void* counter)
+{
+    auto* word = static_cast<Word*>(counter);
+    *word = mixed(*word, 1);
+}

@@ -9,12 +9,6 @@ static cudaStream_t new_stream()
     return stream;
 }
 
-static void CUDART_CB count(void* counter)
-{
-    auto* word = static_cast<Word*>(counter);
-    *word = mixed(*word, 1);
-}
-
 static cudaGraphExec_t instantiate(cudaGraph_t graph, unsigned long long flags = 0)
 {
     cudaGraphExec_t exec;

@@ -229,14 +229,6 @@ static Word* map(CUmemGenericAllocationHandle handle, CUmemLocation also)
     return memory;
 }
 
-static Step on(Word* memory)
-{
-    return [=](Word step) {
-        advance_on(nullptr, memory, WORDS, step);
-        return sum_from(memory, WORDS);
-    };
-}
-
 static Step mapped_compressed()
 {
     CUmemAllocationProp properties = {};

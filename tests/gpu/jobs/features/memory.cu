@@ -6,14 +6,6 @@
 __device__ Word variable[1024];
 __constant__ Word constant[1024];
 
-static Step on(Word* memory)
-{
-    return [=](Word step) {
-        advance_on(nullptr, memory, WORDS, step);
-        return sum_from(memory, WORDS);
-    };
-}
-
 static Step pinned()
 {
     Word* memory;

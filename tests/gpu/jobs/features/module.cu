@@ -4,8 +4,6 @@
 #include <string>
 
 DRIVER(cuCtxCreate);
-DRIVER(cuCtxFromGreenCtx);
-DRIVER(cuCtxGetCurrent);
 DRIVER(cuCtxGetId);
 DRIVER(cuCtxPopCurrent);
 DRIVER(cuCtxPushCurrent);

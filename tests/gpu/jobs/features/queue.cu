@@ -89,12 +89,6 @@ static Step deep_queue()
     };
 }
 
-static void CUDART_CB count(void* counter)
-{
-    auto* word = static_cast<Word*>(counter);
-    *word = mixed(*word, 1);
-}
-
 static void CUDART_CB count_in_callback(cudaStream_t, cudaError_t error, void* counter)
 {
     check(error, "run the work before a callback");
