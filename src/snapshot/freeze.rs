@@ -14,6 +14,7 @@ use super::criu_dump::CriuDump;
 use super::dump::Dump;
 use super::error::SnapshotError;
 use super::kept_files::Beforehand;
+use super::long_freeze::LongFreeze;
 use super::paused::Paused;
 use super::take_snapshot::{Snapshotted, Subject};
 use crate::clock;
@@ -41,6 +42,8 @@ pub(crate) struct Frozen<'a> {
     watch: Stopwatch,
     begun: Instant,
     since: Instant,
+    /// While the job is to continue soon.
+    long_freeze: Option<LongFreeze>,
 }
 
 /// The reason why a job is not frozen.
@@ -79,6 +82,8 @@ impl<'a> Frozen<'a> {
         watch.lap("admit");
         subject.context.ongoing.step(Step::Suspend);
         let since = clock::now();
+        let Subject { context, .. } = subject;
+        let long_freeze = LongFreeze::watch(&context.ongoing, context.config.snapshot.timeout);
         let streams = writer.streams();
         let suspend = |gpu: &Gpu<'_>| {
             let Subject { context, job, .. } = subject;
@@ -120,6 +125,7 @@ impl<'a> Frozen<'a> {
             watch,
             begun,
             since,
+            long_freeze: Some(long_freeze),
         };
         Ok((frozen, criu_dump))
     }
@@ -145,6 +151,8 @@ impl<'a> Frozen<'a> {
     ) -> Result<(Snapshotted, Paused), SnapshotError> {
         let dumped = self.dump.run(criu_dump, Dump::stop_tasks).map(drop);
         let copied = self.copy(dumped);
+        // The user has asked for a job that stands still.
+        self.long_freeze = None;
         let freeze = clock::now() - self.since;
         match copied.and_then(|()| self.commit(freeze)) {
             Ok(image) => {
@@ -176,11 +184,13 @@ impl<'a> Frozen<'a> {
             begun,
             since,
             watch,
+            long_freeze,
             ..
         } = &mut self;
         let mut watch = watch.clone();
         let stopped = dump.run_and_stop(criu_dump, |dump| {
             watch.lap("dump");
+            *long_freeze = None;
             dump.start_workers();
             subject.context.ongoing.step(Step::Copy);
             if let Some(mut transfer) = transfer.take() {
@@ -224,6 +234,7 @@ impl<'a> Frozen<'a> {
         self.step(Step::Resume);
         let suspended = self.suspended.take();
         let resumed = suspended.map(|suspended| suspended.resume(&mut self.watch));
+        self.long_freeze = None;
         let freeze = clock::now() - self.since;
         computing(freeze);
         resumed.transpose()?;

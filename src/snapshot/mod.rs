@@ -12,6 +12,7 @@ pub(crate) mod error;
 pub(crate) mod freeze;
 pub(crate) mod job_facts;
 mod kept_files;
+mod long_freeze;
 pub(crate) mod paused;
 mod postponement;
 pub(crate) mod take_snapshot;

@@ -176,6 +176,7 @@ fn criu_hanging_after_its_dump_is_killed() {
     let refused = place.verb(&["snapshot"]);
     let text = stderr(&refused);
     assert!(text.contains("snapshot.timeout"), "{text}");
+    assert!(said(&place, "kept the job frozen for") >= 1);
     fs::remove_file(place.file("stuck")).expect("removed");
     wait_for_progress(&place);
     place.snapshot();
