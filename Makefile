@@ -7,13 +7,13 @@ CARGO ?= cargo
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s  %s\n", $$1, $$2 }' Makefile
 
-setup: ## provide a compiler and a working CRIU; quick if they exist (root)
+setup: ## provide a compiler and a working CRIU; quick if they exist (root only to install a compiler)
 	@scripts/setup
 
 build: setup ## build target/release/ckpt-run
 	$(CARGO) build --release --bin ckpt-run
 
-demo: build ## snapshot, kill and restore a job, and compare its result (root)
+demo: build ## snapshot, kill and restore a job, and compare its result
 	@scripts/demo
 
 test: setup ## run all tests (root; those that need a GPU are skipped without one)
