@@ -82,8 +82,8 @@ impl<'a> Frozen<'a> {
         watch.lap("admit");
         subject.context.ongoing.step(Step::Suspend);
         let since = clock::now();
-        let Subject { context, .. } = subject;
-        let long_freeze = LongFreeze::watch(&context.ongoing, context.config.snapshot.timeout);
+        let limit = subject.context.config.snapshot.timeout;
+        let long_freeze = LongFreeze::watch(&subject.context.ongoing, limit);
         let streams = writer.streams();
         let suspend = |gpu: &Gpu<'_>| {
             let Subject { context, job, .. } = subject;
@@ -151,7 +151,7 @@ impl<'a> Frozen<'a> {
     ) -> Result<(Snapshotted, Paused), SnapshotError> {
         let dumped = self.dump.run(criu_dump, Dump::stop_tasks).map(drop);
         let copied = self.copy(dumped);
-        // The user has asked for a job that stands still.
+        // From here on the job is frozen on purpose.
         self.long_freeze = None;
         let freeze = clock::now() - self.since;
         match copied.and_then(|()| self.commit(freeze)) {

@@ -51,14 +51,7 @@ pub(super) struct Group {
     address: IpAddr,
 }
 
-/// Lists the groups in the network namespace of a process (a host pid). Those that the kernel joins itself are left out.
-pub(super) fn groups_of(pid: i32) -> Vec<Group> {
-    let mut groups = list(pid);
-    groups.retain(|group| !KERNELS.contains(&group.address));
-    groups
-}
-
-/// Returns which of the groups a socket has joined.
+/// Returns which of the groups a socket has joined. Those that the kernel joins itself are left out.
 pub(super) fn joined(socket: &OwnedFd, groups: &[Group]) -> Vec<Membership> {
     let of = |group: &Group| {
         let mut filter = vec![0; SOURCES_AT + SOURCES_MAX as usize * ADDRESS_BYTES];
@@ -72,7 +65,8 @@ pub(super) fn joined(socket: &OwnedFd, groups: &[Group]) -> Vec<Membership> {
             filter,
         })
     };
-    groups.iter().filter_map(of).collect()
+    let can_be_joined = |group: &&Group| !KERNELS.contains(&group.address);
+    groups.iter().filter(can_be_joined).filter_map(of).collect()
 }
 
 /// Lets a socket join a group again. `pid` is a process (a host pid) in its network namespace.
@@ -147,7 +141,7 @@ fn put_address(room: &mut [u8], address: IpAddr) {
     }
 }
 
-/// Lists the groups of all interfaces. Each interface that is up has at least one.
+/// Lists the groups of all interfaces in the network namespace of a process (a host pid). Each interface that is up has at least one.
 pub(super) fn list(pid: i32) -> Vec<Group> {
     // A kernel without IPv6 does not have the second one.
     let read = |name| fs::read_to_string(format!("/proc/{pid}/net/{name}")).unwrap_or_default();
@@ -241,15 +235,15 @@ mod tests {
             .join_multicast_v4(&group, &Ipv4Addr::LOCALHOST)
             .unwrap();
         let [member, other] = [member, other].map(OwnedFd::from);
-        let found = joined(&member, &groups_of(me));
+        let found = joined(&member, &list(me));
         assert_eq!(found.len(), 1, "{found:?}");
         assert_eq!(
             (&*found[0].interface, address_of(&found[0])),
             ("lo", Some(group.into()))
         );
-        assert_eq!(joined(&other, &groups_of(me)), []);
+        assert_eq!(joined(&other, &list(me)), []);
         join(&other, &found[0], me).unwrap();
-        assert_eq!(joined(&other, &groups_of(me)), found);
+        assert_eq!(joined(&other, &list(me)), found);
     }
 
     #[test]

@@ -18,7 +18,7 @@ use nix::libc::{self, socklen_t};
 use serde::{Deserialize, Serialize};
 
 use super::interfaces::{Interface, interface_in, interfaces_of, value_here};
-use super::multicast::{Membership, address_of, groups_of, join, joined};
+use super::multicast::{Membership, address_of, join, joined, list};
 use crate::job::descriptors::Descriptors;
 use crate::job::nodes::Borrower;
 use crate::job::tree::Process;
@@ -144,8 +144,7 @@ pub fn record_socket_options(open: &[Descriptors]) -> Vec<SocketOptions> {
     let (mut seen, mut defaults) = (HashSet::new(), HashMap::new());
     // They share a network namespace.
     let first = open.first().map(|one| one.process.host_pid);
-    let groups = first.map_or_else(Vec::new, groups_of);
-    let interfaces = first.map_or_else(Vec::new, interfaces_of);
+    let listed = first.map_or_else(Vec::new, list);
     let mut recorded = Vec::new();
     for one in open {
         let sockets = one
@@ -168,17 +167,18 @@ pub fn record_socket_options(open: &[Descriptors]) -> Vec<SocketOptions> {
             };
             let options = unusual(&socket, kind, &mut defaults);
             let groups = if receives_from_groups(kind) {
-                joined(&socket, &groups)
+                joined(&socket, &listed)
             } else {
                 Vec::new()
             };
             if !options.is_empty() || !groups.is_empty() {
-                let named: Vec<u32> = options.iter().filter_map(interface_in).collect();
-                let is_named = |one: &&Interface| named.contains(&one.index);
+                let named = options.iter().filter_map(interface_in);
+                let listed = |index| listed.iter().find(|one| one.interface.index == index);
+                let interfaces = named.filter_map(|index| Some(listed(index)?.interface.clone()));
                 recorded.push(SocketOptions {
                     pid: one.process.pid,
                     descriptor: descriptor.number,
-                    interfaces: interfaces.iter().filter(is_named).cloned().collect(),
+                    interfaces: interfaces.collect(),
                     options,
                     groups,
                 });

@@ -73,6 +73,8 @@ static cudaTextureDesc plain_reading()
 /// An array that kernels write as a surface and read as a texture.
 static Step use_array(cudaArray_t array)
 {
+    std::vector<unsigned> zeros(CELLS);
+    CHECK(cudaMemcpy2DToArray(array, 0, 0, zeros.data(), SIDE * 4, SIDE * 4, SIDE, cudaMemcpyHostToDevice));
     cudaResourceDesc resource = resource_of(array);
     cudaTextureDesc reading = plain_reading();
     cudaSurfaceObject_t surface;
@@ -92,8 +94,6 @@ static Step array()
     cudaArray_t array;
     cudaChannelFormatDesc format = cudaCreateChannelDesc<unsigned>();
     CHECK(cudaMallocArray(&array, &format, SIDE, SIDE, cudaArraySurfaceLoadStore));
-    std::vector<unsigned> zeros(CELLS);
-    CHECK(cudaMemcpy2DToArray(array, 0, 0, zeros.data(), SIDE * 4, SIDE * 4, SIDE, cudaMemcpyHostToDevice));
     return use_array(array);
 }
 
@@ -123,8 +123,6 @@ static Step array_mapped()
     map.memHandle.memHandle = memory;
     map.deviceBitMask = 1;
     CHECK(cuMemMapArrayAsync_(&map, 1, nullptr));
-    std::vector<unsigned> zeros(CELLS);
-    CHECK(cudaMemcpy2DToArray(array, 0, 0, zeros.data(), SIDE * 4, SIDE * 4, SIDE, cudaMemcpyHostToDevice));
     return use_array(array);
 }
 
