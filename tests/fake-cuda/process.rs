@@ -10,7 +10,7 @@ use super::c::{self, Access};
 use super::card::{self, Memory};
 use super::code::{Answer, Code, INVALID_CONTEXT, INVALID_DEVICE, INVALID_HANDLE, INVALID_VALUE};
 
-/// Number of a piece of memory, and of a handle, in this process.
+/// Number of a piece of memory in this process.
 pub type Id = u64;
 
 /// Place of a piece of memory.
@@ -63,11 +63,6 @@ pub struct Mapping {
     pub kind: Kind,
 }
 
-pub struct Handle {
-    pub piece: Id,
-    pub count: u32,
-}
-
 pub struct Context {
     /// Process's number of the GPU.
     pub ordinal: usize,
@@ -84,7 +79,9 @@ pub struct Process {
     /// The same at the start of the process.
     pub gpus_at_first: Vec<usize>,
     pub pieces: BTreeMap<Id, Piece>,
-    pub handles: BTreeMap<Id, Handle>,
+    /// How often each piece's handle is held. The handle is the piece's number, because the handle that the driver
+    /// returns for mapped memory is the one that it was mapped with (documentation of `cuMemRetainAllocationHandle`).
+    pub handles: BTreeMap<Id, u32>,
     pub reservations: BTreeMap<u64, u64>,
     pub mappings: BTreeMap<u64, Mapping>,
     pub contexts: BTreeMap<usize, Context>,
@@ -187,15 +184,13 @@ impl Process {
     }
 
     pub fn piece_of(&self, handle: Id) -> Result<Id, Code> {
-        self.handles
-            .get(&handle)
-            .map(|handle| handle.piece)
-            .ok_or(INVALID_VALUE)
+        let is_held = self.handles.contains_key(&handle);
+        is_held.then_some(handle).ok_or(INVALID_VALUE)
     }
 
     /// Removes a piece that is held neither by a handle nor by a mapping nor by a context.
     pub fn forget_unused(&mut self, piece: Id) {
-        let held = self.handles.values().any(|one| one.piece == piece)
+        let held = self.handles.contains_key(&piece)
             || self.mappings.values().any(|one| one.piece == piece)
             || self.contexts.values().any(|one| one.piece == Some(piece));
         if !held {

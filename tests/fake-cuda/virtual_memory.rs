@@ -7,7 +7,7 @@ use super::c::{self, Access, give, read};
 use super::card::Memory;
 use super::code::{Answer, Code, INVALID_VALUE, NOT_INITIALIZED, NOT_SUPPORTED};
 use super::gate::calls;
-use super::process::{Handle, Id, Kind, Mapping, Origin, Piece, process};
+use super::process::{Id, Kind, Mapping, Origin, Piece, process};
 
 /// Granularity of addresses and memory, in bytes.
 pub const GRANULARITY: u64 = 2 << 20;
@@ -77,9 +77,8 @@ fn in_units(len: usize) -> Result<u64, Code> {
 fn new_handle(memory: Memory, origin: Origin, exportable: bool) -> Id {
     let mut process = process();
     let piece = process.add(memory, origin, exportable);
-    let id = process.next();
-    process.handles.insert(id, Handle { piece, count: 1 });
-    id
+    process.handles.insert(piece, 1);
+    piece
 }
 
 fn export(descriptor: *mut c_int, handle: Id) -> Answer {
@@ -161,40 +160,24 @@ fn set_access(at: u64, len: u64, how: &AccessDescription) -> Answer {
 
 fn release(handle: Id) -> Answer {
     let mut process = process();
-    let entry = process.handles.get_mut(&handle).ok_or(INVALID_VALUE)?;
-    entry.count -= 1;
-    let (piece, count) = (entry.piece, entry.count);
-    if count == 0 {
+    let count = process.handles.get_mut(&handle).ok_or(INVALID_VALUE)?;
+    *count -= 1;
+    if *count == 0 {
         process.handles.remove(&handle);
-        process.forget_unused(piece);
+        process.forget_unused(handle);
     }
     Ok(())
 }
 
-/// Returns a handle of the memory mapped at an address: the old one if it still exists.
+/// Returns the handle of the memory mapped at an address.
 fn retain(address: u64) -> Result<Id, Code> {
     let mut process = process();
     let (_, mapping) = process.mapping_at(address).ok_or(INVALID_VALUE)?;
     if mapping.kind == Kind::Private {
         return Err(INVALID_VALUE);
     }
-    let found = process
-        .handles
-        .iter_mut()
-        .find(|(_, handle)| handle.piece == mapping.piece);
-    if let Some((id, handle)) = found {
-        handle.count += 1;
-        return Ok(*id);
-    }
-    let id = process.next();
-    process.handles.insert(
-        id,
-        Handle {
-            piece: mapping.piece,
-            count: 1,
-        },
-    );
-    Ok(id)
+    *process.handles.entry(mapping.piece).or_insert(0) += 1;
+    Ok(mapping.piece)
 }
 
 fn properties_of(handle: Id) -> Result<Properties, Code> {

@@ -92,6 +92,34 @@ fn a_program_finds_its_mappings_after_a_release() {
     }
 }
 
+/// The driver documents that a retained handle is the one that the memory was mapped with.
+#[test]
+fn a_retained_handle_is_the_one_that_mapped() {
+    let (gpu, other) = (FakeGpu::new(), FakeGpu::new());
+    let (with, without) = (
+        Job::ready(&gpu, Way::Looking),
+        Job::bare(&other, Way::Looking),
+    );
+    for mut job in [with, without] {
+        job.ask("init");
+        let lines = [
+            "reserve range 8388608",
+            "create first 4194304 0",
+            "map range 0 4194304 first",
+            "drop first",
+        ];
+        all(&mut job, &lines);
+        assert_eq!(job.ask("types first"), "1 [0, 0, 0, 0]");
+        let lines = [
+            "retain second range 2097152",
+            "map range 4194304 4194304 first",
+            "drop first",
+        ];
+        all(&mut job, &lines);
+        assert_eq!(job.ask("drop second"), "1");
+    }
+}
+
 #[test]
 fn shared_handles_are_reported() {
     let gpu = FakeGpu::new();
