@@ -16,7 +16,7 @@ build: setup ## build target/release/ckpt-run
 demo: build ## snapshot, kill and restore a job, and compare its result
 	@scripts/demo
 
-test: setup ## run all tests (root; those that need a GPU are skipped without one)
+test: setup ## run all tests; those that need root or a GPU are skipped without
 	@scripts/setup-tests
 	@scripts/test
 

@@ -236,4 +236,4 @@ fn quoted(answer: &str) -> String {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -9,7 +9,7 @@
 mod capture;
 mod command;
 mod criu_version;
-mod find;
+pub(crate) mod find;
 #[cfg(any(fuzzing, test))]
 pub(crate) mod fuzz_criu;
 mod image_pipe;

@@ -13,6 +13,7 @@ use tempfile::TempDir;
 
 use super::restore_image::examine;
 use crate::config::{Config, OnLost};
+use crate::criu::find::tests::write_script;
 use crate::criu::{Criu, Search};
 use crate::files::KeptFiles;
 use crate::gpu::resident::Standby;
@@ -29,9 +30,7 @@ struct Scene {
 impl Scene {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let criu = folder.path().join("criu");
-        fs::write(&criu, "#!/bin/sh\necho Version: 4.2.1\n").unwrap();
-        fs::set_permissions(&criu, fs::Permissions::from_mode(0o755)).unwrap();
+        let criu = write_script(&folder.path().join("criu"), "echo Version: 4.2.1");
         let criu = Criu::find(&Search::new(Some(criu))).unwrap();
         let store = Store::create_or_open(&folder.path().join("store")).unwrap();
         let lock = store.lock().unwrap();
@@ -64,6 +63,7 @@ impl Scene {
     /// Returns the facts of an image of a job on this machine.
     fn facts(&self, cuda: bool) -> Value {
         let log = fs::metadata(self.job("log")).unwrap();
+        let owner = [log.uid(), log.gid()];
         let pids = json!({"driver": "580.95.05", "gpus": [{"uuid": "GPU-0", "memory_bytes": 5}], "pids": [301],
             "moved": [302], "standing": [{"pid": 301, "threads": [301, 305]}],
             "resident": {"processes": [{"pid": 301, "segments": [{"address": 4096, "len": 8, "gpu": "GPU-0"}]}]}});
@@ -78,9 +78,9 @@ impl Scene {
             "stdin": {"pipe": 0, "position": 0}, "stdout": {"pipe": 7, "position": 20, "file": {"inode": 7, "offset": 20}},
             "stderr": {"pipe": 7, "position": 0, "file": null},
             "files": [{"path": self.job("log"), "access": "write", "inode": log.ino(), "size": 5,
-                "modified_ns": 1_795_263_814_116_503_641_i64, "mode": 0o644, "owner": [0, 0], "in_memory": false,
+                "modified_ns": 1_795_263_814_116_503_641_i64, "mode": 0o644, "owner": owner, "in_memory": false,
                 "content": null, "links": [self.job("link_remap.1")]}],
-            "nodes": [{"path": self.job("sub"), "kind": "folder", "mode": 0o755, "owner": [0, 0]}],
+            "nodes": [{"path": self.job("sub"), "kind": "folder", "mode": 0o755, "owner": owner}],
             "sockets": {"listening": ["127.0.0.1:29500"], "connections": [["127.0.0.1:29500", "127.0.0.1:40000"]]},
             "timers": [{"pid": 301, "descriptor": 7}],
         })
@@ -88,8 +88,9 @@ impl Scene {
 
     /// Returns the lines of the list of kept files.
     fn list(&self) -> Vec<Value> {
+        let log = fs::metadata(self.job("log")).unwrap();
         let rest = json!({"identity": [1, 2], "born_ns": 0, "modified_ns": 1, "changed_ns": 1, "mode": 0o644,
-            "owner": [0, 0], "attributes": [["user.a", [1]]], "writer": "job"});
+            "owner": [log.uid(), log.gid()], "attributes": [["user.a", [1]]], "writer": "job"});
         let with = |kind: Value| {
             let mut all = rest.as_object().unwrap().clone();
             all.extend(kind.as_object().unwrap().clone());

@@ -317,9 +317,8 @@ mod tests {
     #[test]
     fn a_generated_key_is_private_and_is_read_again() {
         let (_folder, path) = file(0o600);
-        let key = read_key(&Encryption::KeyFile(path.clone()))
-            .unwrap()
-            .unwrap();
+        // `read_key` would close this process, and other tests could no longer read its files in `/proc`.
+        let key = read_file(&path).unwrap();
         assert_eq!(text(&key), fs::read_to_string(&path).unwrap());
         let error = generate_key(&path).unwrap_err();
         assert!(matches!(error, KeyError::Exists(_)), "{error}");

@@ -5,7 +5,7 @@ use std::error::Error as _;
 
 /// Writes a program through a child process. If this process wrote it, a process forked by another test at the same
 /// time could inherit the descriptor, and the program's start would fail with "text file busy".
-fn program(path: &Path, body: &str) -> PathBuf {
+pub(crate) fn write_script(path: &Path, body: &str) -> PathBuf {
     let status = Command::new("/bin/sh")
         .args([
             "-c",
@@ -25,9 +25,9 @@ fn says(version: &str) -> String {
 
 /// Creates a prefix whose loader is a script that answers like CRIU and records its arguments.
 fn prefix(root: &Path, version: &str) -> PathBuf {
-    program(&root.join("usr/sbin/criu"), "exit 9");
+    write_script(&root.join("usr/sbin/criu"), "exit 9");
     let lib = root.join("usr/lib/x86_64-linux-gnu");
-    program(
+    write_script(
         &lib.join("ld-linux-x86-64.so.2"),
         &format!("echo \"$@\" > {}/args; {}", root.display(), says(version)),
     );
@@ -52,7 +52,7 @@ fn version(major: u32, minor: u32, patch: u32) -> Version {
 #[test]
 fn explicit_program_wins_over_everything() {
     let dir = tempfile::tempdir().unwrap();
-    let named = program(&dir.path().join("named"), &says("4.3"));
+    let named = write_script(&dir.path().join("named"), &says("4.3"));
     let search = Search {
         explicit: Some(named.clone()),
         prefixes: vec![prefix(&dir.path().join("prefix"), "4.1")],
@@ -90,7 +90,7 @@ fn prefix_comes_before_path_and_starts_through_its_loader() {
     let dir = tempfile::tempdir().unwrap();
     let root = prefix(&dir.path().join("prefix"), "4.1.1");
     let bin = dir.path().join("bin");
-    program(&bin.join("criu"), &says("4.2"));
+    write_script(&bin.join("criu"), &says("4.2"));
     let search = Search {
         explicit: None,
         prefixes: vec![dir.path().join("missing"), root.clone()],
@@ -112,9 +112,9 @@ fn prefix_comes_before_path_and_starts_through_its_loader() {
 fn broken_and_old_candidates_are_skipped_for_a_working_one() {
     let dir = tempfile::tempdir().unwrap();
     let old = dir.path().join("old");
-    program(&old.join("criu"), &says("3.17"));
+    write_script(&old.join("criu"), &says("3.17"));
     let new = dir.path().join("new");
-    program(&new.join("criu"), &says("4.2"));
+    write_script(&new.join("criu"), &says("4.2"));
     fs::create_dir(dir.path().join("empty")).unwrap();
     let search = Search {
         explicit: None,
@@ -127,7 +127,7 @@ fn broken_and_old_candidates_are_skipped_for_a_working_one() {
 #[test]
 fn too_old_is_refused_with_version_and_remedy() {
     let dir = tempfile::tempdir().unwrap();
-    program(&dir.path().join("criu"), &says("3.17.1"));
+    write_script(&dir.path().join("criu"), &says("3.17.1"));
     let folders = vec![dir.path().to_owned()];
     let error = Criu::find_in(&Search::default(), folders).unwrap_err();
     assert!(matches!(error, FindError::TooOld { .. }));
@@ -157,7 +157,7 @@ fn a_failed_search_names_its_places_and_the_remedy() {
 fn relative_folders_of_path_are_ignored() {
     // The path names an existing CRIU, but its owner depends on the current folder.
     let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
-    program(&dir.path().join("criu"), &says("4.1"));
+    write_script(&dir.path().join("criu"), &says("4.1"));
     let relative = PathBuf::from(dir.path().file_name().unwrap());
     assert!(
         relative.join("criu").exists(),
@@ -170,10 +170,10 @@ fn relative_folders_of_path_are_ignored() {
 #[test]
 fn program_that_is_not_criu_is_refused() {
     let dir = tempfile::tempdir().unwrap();
-    let silent = program(&dir.path().join("silent"), "exit 0");
+    let silent = write_script(&dir.path().join("silent"), "exit 0");
     let error = Criu::find_in(&explicit(silent), vec![]).unwrap_err();
     assert!(matches!(error, FindError::NoVersion { .. }), "{error}");
-    let failing = program(&dir.path().join("failing"), "echo 'Version: 4.1'; exit 1");
+    let failing = write_script(&dir.path().join("failing"), "echo 'Version: 4.1'; exit 1");
     let error = Criu::find_in(&explicit(failing), vec![]).unwrap_err();
     assert!(matches!(error, FindError::NoVersion { .. }), "{error}");
     let plain = dir.path().join("plain");
@@ -187,7 +187,7 @@ fn program_that_is_not_criu_is_refused() {
 fn answer_longer_than_the_limit_does_not_hang() {
     let dir = tempfile::tempdir().unwrap();
     let body = "echo 'Version: 4.1'; i=0; while [ $i -lt 99999 ]; do echo noise || exit 0; i=$((i+1)); done";
-    let noisy = program(&dir.path().join("noisy"), body);
+    let noisy = write_script(&dir.path().join("noisy"), body);
     let error = Criu::find_in(&explicit(noisy), vec![]).unwrap_err();
     assert!(matches!(error, FindError::NoVersion { .. }), "{error}");
     assert!(error.to_string().len() < 1000, "{error}");
@@ -197,7 +197,7 @@ fn answer_longer_than_the_limit_does_not_hang() {
 fn silent_program_is_killed_at_the_limit() {
     let dir = tempfile::tempdir().unwrap();
     let body = "[ \"$1\" = check ] && exec sleep 1000; echo 'Version: 4.1'";
-    let path = program(&dir.path().join("criu"), body);
+    let path = write_script(&dir.path().join("criu"), body);
     let criu = Criu::find_in(&explicit(path), vec![]).unwrap();
     let error = criu.ask("check", Duration::from_millis(1)).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{error}");
@@ -208,7 +208,10 @@ fn a_failed_check_reports_crius_reason() {
     let dir = tempfile::tempdir().unwrap();
     let body = "[ \"$1\" = check ] || { echo 'Version: 4.1'; exit 0; }\n\
                 echo 'Warn  (x.c:1): noise' >&2; echo 'Error (cr-check.c:9): no CAP' >&2; exit 1";
-    let criu = Criu::find_in(&explicit(program(&dir.path().join("criu"), body)), vec![]);
+    let criu = Criu::find_in(
+        &explicit(write_script(&dir.path().join("criu"), body)),
+        vec![],
+    );
     let error = criu.unwrap().check().unwrap_err();
     assert!(
         error
@@ -222,7 +225,11 @@ fn a_failed_check_reports_crius_reason() {
 fn a_command_passes_only_path() {
     let dir = tempfile::tempdir().unwrap();
     let body = format!("env > {}/env; {}", dir.path().display(), says("4.1"));
-    Criu::find_in(&explicit(program(&dir.path().join("criu"), &body)), vec![]).unwrap();
+    Criu::find_in(
+        &explicit(write_script(&dir.path().join("criu"), &body)),
+        vec![],
+    )
+    .unwrap();
     let env = fs::read_to_string(dir.path().join("env")).unwrap();
     // The shell itself adds PWD, SHLVL and _.
     let own = |line: &&str| {

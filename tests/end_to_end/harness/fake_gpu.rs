@@ -11,9 +11,10 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
+use nix::unistd::geteuid;
 use tempfile::TempDir;
 
-use super::privilege::Ordinary;
+use super::privilege::{Ordinary, skip_now};
 use super::{Place, Run, copy_environment};
 
 /// Location of the GPUs' memory: a tmpfs, as large as the host's memory allows.
@@ -102,6 +103,9 @@ impl FakeGpu {
     /// these GPUs in its environment. The command keeps its folder, environment and pid. Needs root, also where the command
     /// runs as an ordinary user.
     pub fn wrap(&self, command: &Command) -> Command {
+        if !geteuid().is_root() {
+            skip_now("the device files of a GPU that is not there need root");
+        }
         let stage = self.folder().join("dev");
         fs::create_dir_all(&stage).expect("a folder");
         let mut wrapped = Command::new("unshare");

@@ -111,8 +111,6 @@ impl Place {
     fn set_environment(&self, command: &mut Command) {
         if let Some(network) = self.network {
             command.env("CKPT_RUN_NETWORK_NAMESPACE", network);
-        }
-        if self.user.is_some() {
             command.env("HOME", self.path());
             // The tests make these files, and nobody tells ckpt-run who did.
             command.env(

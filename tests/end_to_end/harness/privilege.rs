@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, chown};
 use std::os::unix::process::CommandExt;
+use std::panic::{self, AssertUnwindSafe};
 use std::path::Path;
 use std::process::Command;
 
@@ -51,9 +52,15 @@ impl Privilege {
 
     /// Runs a test with this privilege.
     pub fn run(self, test: impl FnOnce()) {
-        if self.is_granted() {
-            GRANTED.set(self);
-            test();
+        if !self.is_granted() {
+            return;
+        }
+        GRANTED.set(self);
+        let ended = panic::catch_unwind(AssertUnwindSafe(test));
+        if let Err(cause) = ended
+            && !cause.is::<Skipped>()
+        {
+            panic::resume_unwind(cause);
         }
     }
 }
@@ -131,7 +138,7 @@ pub fn network_of_test() -> Option<&'static str> {
 fn has_tun() -> bool {
     let has = Path::new(TUN).exists() && (geteuid().is_root() || is_open_to_all(TUN));
     if !has {
-        skip("no /dev/net/tun here");
+        skip("no /dev/net/tun that the user may open");
     }
     has
 }
@@ -205,6 +212,15 @@ pub(crate) use as_root_and_in_own_network;
 /// Marks a test as skipped: `scripts/test` shows the line and counts the test. The test itself has to return.
 pub fn skip(reason: &str) {
     eprintln!("SKIPPED: {reason}");
+}
+
+/// What a test panics with after [`skip_now`].
+struct Skipped;
+
+/// Ends the test from any function that it calls; it counts as skipped.
+pub fn skip_now(reason: &str) -> ! {
+    skip(reason);
+    panic::resume_unwind(Box::new(Skipped));
 }
 
 /// Returns true if a program is installed. If not, the test counts as skipped.

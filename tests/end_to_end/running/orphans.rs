@@ -8,12 +8,13 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use ckpt_run::sandbox::{Ended, Event, IoUring, Isolation, Sandbox, ToolCommand};
+use ckpt_run::sandbox::{Ended, Event, IoUring, Isolation, Network, Sandbox, ToolCommand};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::harness::{
-    LIMIT, apply, as_root_and_user, is_dead, program, wait_for_descendant, wait_until,
+    LIMIT, apply, as_root_and_user, is_dead, network_of_test, program, wait_for_descendant,
+    wait_until,
 };
 
 /// Sandbox with a job that has a waiting child.
@@ -73,11 +74,17 @@ fn end_of_job(events: &Receiver<Option<Event>>) -> Ended {
     }
 }
 
-const ISOLATIONS: [Isolation; 2] = [Isolation::Namespaces, Isolation::None];
+fn isolations() -> [Isolation; 2] {
+    let own = match network_of_test() {
+        None => Isolation::Namespaces,
+        Some(_) => Isolation::User(Network::Host),
+    };
+    [own, Isolation::None]
+}
 
 #[apply(as_root_and_user)]
 fn orphans_of_a_job_that_a_signal_ended_are_killed_at_once() {
-    for isolation in ISOLATIONS {
+    for isolation in isolations() {
         let job = start(isolation, "kill -9 $$");
         drop(job.stdin);
         assert_eq!(end_of_job(&job.events), Ended::Signaled(9));
@@ -88,7 +95,7 @@ fn orphans_of_a_job_that_a_signal_ended_are_killed_at_once() {
 
 #[apply(as_root_and_user)]
 fn orphans_run_until_the_supervisor_has_decided() {
-    for isolation in ISOLATIONS {
+    for isolation in isolations() {
         let job = start(isolation, "exit 1");
         drop(job.stdin);
         assert_eq!(end_of_job(&job.events), Ended::Exited(1));
@@ -100,7 +107,7 @@ fn orphans_run_until_the_supervisor_has_decided() {
 
 #[apply(as_root_and_user)]
 fn a_tool_outlives_the_orphans_that_are_killed_beside_it() {
-    for isolation in ISOLATIONS {
+    for isolation in isolations() {
         let job = start(isolation, "");
         let tool = ToolCommand {
             argv: ["/bin/sleep", "2000"].map(Into::into).to_vec(),

@@ -4,6 +4,8 @@ use std::fs;
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use nix::unistd::geteuid;
+
 use crate::harness::{ON_REQUEST, Place, Run};
 
 /// Common beginning of the jobs: `steps` counts, and waits where the test has to act, independent of the machine's
@@ -152,7 +154,11 @@ fn undisturbed(script: &str) -> String {
         fs::write(place.file(name), script).expect("a file");
     }
     // As under supervision, there are no System V objects of others.
-    let output = Command::new("unshare")
+    let mut command = Command::new("unshare");
+    if !geteuid().is_root() {
+        command.args(["--user", "--map-current-user"]);
+    }
+    let output = command
         .args(["--ipc", "python3", "-u", "job.py"])
         .current_dir(place.path())
         .stdin(Stdio::null())
