@@ -123,6 +123,20 @@ pub enum SocketsError {
     },
 }
 
+impl SocketsError {
+    /// Returns the job's address that a leftover occupies which only root may remove.
+    #[must_use]
+    pub fn address_of_leftover(&self) -> Option<SocketAddr> {
+        match self {
+            Self::Destroy { local, source, .. } => {
+                let is_denied = source.kind() == io::ErrorKind::PermissionDenied;
+                is_denied.then_some(*local)
+            }
+            _ => None,
+        }
+    }
+}
+
 impl Sockets {
     /// Records the TCP sockets among `open`, of processes that share one network namespace.
     ///

@@ -345,6 +345,12 @@ pub static CAUSES: &[Cause] = &[
         "a mapping of the job cannot get memory, such as huge pages",
         "if the job uses huge pages (MAP_HUGETLB), raise vm.nr_hugepages; otherwise free memory",
     ),
+    // Without `CAP_SYS_RESOURCE`, CRIU has no more descriptors than ckpt-run.
+    criu(
+        &["Can't chose service_fd_base"],
+        "a process of the job has a descriptor whose number is close to ckpt-run's limit, so CRIU has none left for itself",
+        "raise the limit for ckpt-run by 256 (ulimit -Hn, LimitNOFILE=), and the run continues",
+    ),
     criu(
         &["No space left on device"],
         "the disk is full",

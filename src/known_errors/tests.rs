@@ -265,6 +265,10 @@ const LINES: &[(&str, &str)] = &[
         "traces the job",
     ),
     (
+        " 24218: Error (criu/servicefd.c:282): sfd: Can't chose service_fd_base: 256 331",
+        "descriptor whose number is close to",
+    ),
+    (
         "Error (criu/page-xfer.c:263): page-xfer: Unable to spice data: No space left on device",
         "disk is full",
     ),

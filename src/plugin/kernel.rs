@@ -18,6 +18,7 @@ pub const ESRCH: c_int = 3;
 pub const EINTR: c_int = 4;
 pub const EIO: c_int = 5;
 pub const EAGAIN: c_int = 11;
+pub const ENOMEM: c_int = 12;
 pub const EACCES: c_int = 13;
 
 #[cfg(target_arch = "x86_64")]

@@ -8,8 +8,8 @@
 //! make (`remote_calls`). During a restore, links of other users cannot redirect CRIU (`guard`). The plugin asks the
 //! supervisor for permission at several steps (`question`).
 //!
-//! Preloaded into CRIU, it takes the place of some functions of the C library: `interposed` at a dump, `pages` and
-//! `subreaper` at a restore, `refused` where CRIU has no privileges on the machine.
+//! Preloaded into CRIU, it takes the place of some functions of the C library: `interposed` at a dump, `pages`,
+//! `reserved` and `subreaper` at a restore, `refused` where CRIU has no privileges on the machine.
 //!
 //! It is loaded into CRIU, which runs as root, with any C library: it uses no standard library, links nothing and
 //! allocates nothing. It knows only device numbers. The supervisor checks that no process uses the devices.
@@ -35,6 +35,7 @@ mod pages;
 mod question;
 mod refused;
 mod remote_calls;
+mod reserved;
 mod settings;
 mod stand_in;
 mod subreaper;

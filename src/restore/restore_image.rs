@@ -187,6 +187,11 @@ struct Restore<'a> {
     facts: &'a ImageFacts,
 }
 
+/// Limit on the wait for sockets that the kernel keeps after the job's death: it does so for 60 s.
+const LEFTOVERS_LIMIT: Duration = Duration::from_secs(70);
+/// Time between two looks at them.
+const LEFTOVERS_POLL: Duration = Duration::from_millis(200);
+
 /// Limit on the cut files that are named, a line each, after a restore.
 pub(crate) const CUT_NAMED_MAX: usize = 5;
 
@@ -223,7 +228,7 @@ impl Restore<'_> {
         locked(self.streams).make_whole(&facts.streams, relation, &aside, other_bytes(context))?;
         // A new network namespace has none.
         if !self.sandbox.isolation().has_network() {
-            facts.sockets.destroy_leftovers(&NetworkSocket::open)?;
+            self.free_addresses()?;
         }
         for content in facts.files.iter().filter_map(|file| file.content.as_ref()) {
             // The first read only verifies the hashes: no file may be partly overwritten with damaged content.
@@ -258,6 +263,28 @@ impl Restore<'_> {
             ends,
             input_lost,
         })
+    }
+
+    /// Removes what the dead job has left at its addresses. Without the privilege for that, waits until the kernel does it.
+    fn free_addresses(&self) -> Result<(), RestoreError> {
+        let sockets = &self.facts.sockets;
+        let begun = clock::now();
+        let mut told = false;
+        loop {
+            let Err(error) = sockets.destroy_leftovers(&NetworkSocket::open) else {
+                return Ok(());
+            };
+            let is_over = clock::now() - begun > LEFTOVERS_LIMIT || self.sandbox.is_gone();
+            let Some(address) = error.address_of_leftover().filter(|_| !is_over) else {
+                return Err(error.into());
+            };
+            if !std::mem::replace(&mut told, true) {
+                tracing::warn!(
+                    "the restore waits, for a minute at most, until the kernel releases the job's address {address}:                      without root, only pasta avoids that (network.namespace)"
+                );
+            }
+            thread::sleep(LEFTOVERS_POLL);
+        }
     }
 
     /// Rolls the streams back and creates the ends that replace the old pipes or the old terminal.

@@ -15,6 +15,51 @@ note(hashlib.blake2b(memory).hexdigest())
     );
 }
 
+/// `MariaDB` and .NET reserve more addresses than the machine has memory, and use parts of them later.
+#[apply(as_root_and_user)]
+fn reserved_addresses_survive() {
+    survives(
+        r#"
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+length, unit = 8 << 40, 1 << 20
+start = libc.mmap(None, length, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+
+def use(at):
+    check(libc.mprotect(start + at, unit, mmap.PROT_READ | mmap.PROT_WRITE))
+    ctypes.memset(start + at, 7, unit)
+
+def found():
+    for line in open("/proc/self/smaps"):
+        first = line.split()[0]
+        if "-" in first:
+            low, high = (int(end, 16) for end in first.split("-"))
+            inside = start <= low and high <= start + length
+            if inside: yield low - start, high - start, line.split()[1]
+        elif inside and first == "VmFlags:":
+            yield line.split()[1:]
+
+use(1 << 40)
+answer, told = os.pipe()
+ended, end = os.pipe()
+child = os.fork()
+if child == 0:
+    os.close(end)
+    os.read(ended, 1)
+    use(3 << 40)
+    os.write(told, repr(list(found())).encode())
+    os._exit(0)
+for i in steps():
+    if i == 16: use(2 << 40)
+os.close(end)
+os.waitpid(child, 0)
+note(os.read(answer, 1 << 16), list(found()))
+note([ctypes.string_at(start + (at << 40), unit).count(7) for at in (1, 2)])
+"#,
+    );
+}
+
 /// Prints digests of its private and of its shared memory.
 const LARGE: &str = r#"
 import hashlib, mmap, os, time

@@ -85,6 +85,36 @@ fn a_port_of_the_job_is_reachable_before_and_after_a_restore() {
     );
 }
 
+/// Serves as a server that does not allow the reuse of its address. The kernel keeps a killed server's connections for as
+/// long as the server has asked for.
+const KEEPS_ITS_ADDRESS: &str = r#"
+import os, socket, time
+server = socket.socket()
+server.bind(("127.0.0.1", 0)); server.listen()
+print("port", server.getsockname()[1], flush=True)
+print("ready", flush=True)
+client = server.accept()[0]
+client.setsockopt(socket.IPPROTO_TCP, socket.TCP_LINGER2, 5)
+print("accepted", flush=True)
+while not os.path.exists("go"): time.sleep(0.01)
+"#;
+
+#[apply(as_user)]
+fn an_address_that_the_kernel_keeps_is_awaited() {
+    let place = Place::new();
+    let mut run = place.start_python(&ON_REQUEST, KEEPS_ITS_ADDRESS);
+    // Not closed before the restore, so that the server's end waits for it.
+    let client = connected(port_of(&place));
+    place.wait_for("out", "accepted");
+    place.snapshot();
+    run.crash();
+    place.wait_for("err", "ckpt-run: restored image=000001");
+    assert!(place.text("err").contains("the restore waits"));
+    drop(client);
+    place.go();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+}
+
 #[apply(in_own_network)]
 fn pasta_that_dies_is_reported_and_started_again() {
     let place = Place::new();
