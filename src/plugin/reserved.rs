@@ -58,7 +58,9 @@ pub unsafe extern "C" fn mmap64(
     if mapped < 0 && error(mapped) == ENOMEM && is_reserved {
         mapped = map(PROT_NONE);
     }
-    ptr::with_exposed_provenance_mut(as_library(mapped).cast_unsigned() as usize)
+    #[allow(clippy::cast_possible_truncation, reason = "an address")]
+    let mapped = as_library(mapped).cast_unsigned() as usize;
+    ptr::with_exposed_provenance_mut(mapped)
 }
 
 /// The same under the name in a CRIU that was compiled without a type for large files.
