@@ -8,13 +8,16 @@
 
 use std::collections::HashSet;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
+
+use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 
 use super::contents::{Contents, open};
 use super::error::SnapshotError;
 use crate::clock;
+use crate::config;
 use crate::files::{
     Changes, Content, Kept, KeptFile, KeptFiles, Kind, OpenUses, SoFar, Unkept, Writer,
     is_in_memory,
@@ -31,6 +34,9 @@ const ALWAYS_BYTES: u64 = 64 << 20;
 /// Time since the last change after which a file that is open for writing is copied before the freeze.
 const QUIET_NS: i64 = 1_000_000_000;
 
+/// Bytes of files that a fast machine copies in a millisecond.
+const COPIED_PER_MS: u128 = 4 << 20;
+
 /// Files of an image under construction.
 pub(crate) struct FileCopies {
     changes: Changes,
@@ -45,6 +51,50 @@ pub(crate) struct FileCopies {
     freeze_seconds: f64,
 }
 
+/// Files that the job is writing: they are copied while it is frozen.
+pub(crate) struct Busy {
+    paths: HashSet<PathBuf>,
+    /// Number of bytes of files that may be copied within the time limit, roughly.
+    pub bytes: u64,
+}
+
+impl Busy {
+    /// Looks for them among all that the job has open. Unless the job watches files, the kernel reads their contents.
+    pub fn of(open: &[Descriptors], files: &config::Files, watches: bool) -> Self {
+        let now_ns = clock::unix_ns();
+        let mut all = job::collect(open).unwrap_or_default();
+        all.retain(OpenFile::written);
+        let most = u64::try_from(files.freeze.as_millis() * COPIED_PER_MS).unwrap_or(u64::MAX);
+        let most = most.max(ALWAYS_BYTES);
+        let mut bytes = 0_u64;
+        for file in all.iter().filter(|file| !file.is_appended()) {
+            if file.size <= files.keep_content && bytes + file.size <= most {
+                bytes += file.size;
+                if !watches {
+                    read_ahead(&file.path);
+                }
+            }
+        }
+        let is_busy = |file: &OpenFile| {
+            let is_quiet = now_ns - file.modified_ns > QUIET_NS && !file.is_mapped;
+            file.is_appended() || !is_quiet
+        };
+        all.retain(is_busy);
+        Self {
+            paths: all.into_iter().map(|file| file.path).collect(),
+            bytes,
+        }
+    }
+}
+
+/// Has the kernel read a file from the disk: databases write around its cache (`O_DIRECT`).
+fn read_ahead(path: &Path) {
+    if let Ok((file, _)) = open(path) {
+        // It only takes longer otherwise.
+        let _ = posix_fadvise(&file, 0, 0, PosixFadviseAdvice::POSIX_FADV_WILLNEED);
+    }
+}
+
 /// Files copied before the freeze.
 pub(crate) struct Beforehand {
     contents: Contents,
@@ -52,22 +102,15 @@ pub(crate) struct Beforehand {
 }
 
 impl Beforehand {
-    /// Lists the files changed so far and copies them while the job computes. Files that change afterwards are copied
-    /// again, so files that the job is writing are left out: `open` lists all that it has open.
+    /// Lists the files changed so far and copies them while the job computes, except those that it is writing: files that
+    /// change afterwards are copied again.
     pub fn copy(
         context: &RunContext,
         writer: &ImageWriter,
-        open: &[Descriptors],
+        busy: &Busy,
     ) -> Result<Self, SnapshotError> {
         let mut beforehand = Self::nothing(writer)?;
         let mut so_far = context.files.changes_so_far(writer.id().number());
-        let open = job::collect(open).unwrap_or_default();
-        let now_ns = clock::unix_ns();
-        let is_busy = |file: &&OpenFile| {
-            let is_quiet = now_ns - file.modified_ns > QUIET_NS && !file.is_mapped;
-            file.written() && (file.is_appended() || !is_quiet)
-        };
-        let busy: HashSet<&Path> = open.iter().filter(is_busy).map(|it| &*it.path).collect();
         let files = &context.config.files;
         for (path, file) in so_far.iter_mut().flat_map(|it| &mut it.files) {
             let contents = &mut beforehand.contents;
@@ -75,7 +118,7 @@ impl Beforehand {
                 && file.has_no_content()
                 && file.size() <= files.keep_content
                 && contents.offset.saturating_add(file.size()) <= files.keep_total
-                && !busy.contains(&**path)
+                && !busy.paths.contains(path)
             {
                 contents.copy(path, file)?;
             }

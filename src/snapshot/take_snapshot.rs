@@ -18,7 +18,7 @@ use super::disk_space;
 use super::dump;
 use super::error::SnapshotError;
 use super::freeze::{Frozen, NotFrozen};
-use super::kept_files::Beforehand;
+use super::kept_files::{Beforehand, Busy};
 use super::paused::Paused;
 use super::postponement;
 use crate::clock;
@@ -148,19 +148,21 @@ fn attempt(
     let mut gpu = Gpu::of(context, &processes)?;
     inherited_devices::check_newcomers(&open, gpu.as_ref().map_or(&[], Gpu::users))?;
     let resident_plan = resident_plan(subject, gpu.as_mut(), afterwards, despite)?;
-    let writer = admit(subject, &processes, gpu.as_ref(), resident_plan.as_ref())?;
+    // A job that watches files would receive events of what is opened here, and could not be frozen before it has read them.
+    let watches = open.iter().any(Descriptors::watch_files);
+    let busy = Busy::of(&open, &context.config.files, watches);
+    let resident = resident_plan.as_ref();
+    let writer = admit(subject, &processes, gpu.as_ref(), resident, busy.bytes)?;
     if afterwards != Afterwards::Stop {
         // A job that is about to be stopped only waits for its image.
         writer.limit_stalls(context.config.snapshot.timeout / STALL_SHARE);
         // While the job computes, all threads compress.
         writer.spare_workers(cores());
     }
-    // A job that watches files would receive events of the copying, and could not be frozen before it has read them.
-    let beforehand = if afterwards == Afterwards::Stop || open.iter().any(Descriptors::watch_files)
-    {
+    let beforehand = if afterwards == Afterwards::Stop || watches {
         Beforehand::nothing(&writer)?
     } else {
-        Beforehand::copy(context, &writer, &open)?
+        Beforehand::copy(context, &writer, &busy)?
     };
     drop(open);
     writer.spare_workers(cores().saturating_sub(FREEZE_CORES));
@@ -237,12 +239,14 @@ fn resident_plan(
     Ok(resident_plan.map_err(GpuError::from)?)
 }
 
-/// Checks that there is room, and allocates the memory that the image will pass through, while the job computes.
+/// Checks that there is room, and allocates the memory that the image will pass through, while the job computes. `files` is
+/// the number of bytes of files that are copied during the freeze.
 fn admit(
     Subject { context, state, .. }: Subject<'_>,
     processes: &[Process],
     gpu: Option<&Gpu<'_>>,
     resident_plan: Option<&ResidentPlan>,
+    files: u64,
 ) -> Result<ImageWriter, SnapshotError> {
     let all = gpu.map_or(0, |gpu| gpu.bytes);
     let needed = all.saturating_sub(resident_plan.map_or(0, ResidentPlan::bytes));
@@ -266,7 +270,7 @@ fn admit(
         .measure(writer.taken(), Some(all + resident));
     // More is populated as it is used.
     let expected = resident_plan.map_or(0, ResidentPlan::bytes_expected_without_shadow);
-    writer.reserve(dumped + expected);
+    writer.reserve(dumped + expected + files);
     Ok(writer)
 }
 
