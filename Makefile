@@ -25,7 +25,7 @@ check: setup ## check format, lints and documentation of all workspace members
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
 
-programs: build ## install, kill and restore real programs that write files (root)
+programs: build ## install, kill and restore real programs: databases, tools, MPI, a notebook (root)
 	tests/programs/run --watch both
 
 escalations: build ## run jobs of user nobody that try to access root's files (root)

@@ -4,7 +4,7 @@
 //! since the job may be killed in between, and withdraws the report if the call fails. It reports it again afterwards, since
 //! a snapshot in between has taken the first report.
 
-use core::ffi::{CStr, c_char, c_int, c_long, c_uint, c_void};
+use core::ffi::{CStr, c_char, c_int, c_long, c_uint, c_ulong, c_void};
 use core::mem::transmute;
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, Ordering};
@@ -21,6 +21,10 @@ const AT_SYMLINK_NOFOLLOW: c_int = 0x100;
 const O_PATH: c_int = 0o10_000_000;
 /// The bit by which `O_TMPFILE` differs from `O_DIRECTORY`.
 const O_TMPFILE: c_int = 0o20_000_000;
+
+/// Bytes of a unix socket's path.
+const UNIX_PATH_BYTES_MAX: usize = 108;
+const AF_UNIX: u16 = 1;
 
 type Text = *const c_char;
 
@@ -249,6 +253,11 @@ replace! {
     mkdtemp(path: Text) -> *mut c_void = Change::temporary(path);
     mkdir(path: Text, mode: c_uint) -> c_int = Change::created(path);
     mkdirat(folder: c_int, path: Text, mode: c_uint) -> c_int = Change::of(Kind::Created, folder, path);
+    mkfifo(path: Text, mode: c_uint) -> c_int = Change::created(path);
+    mkfifoat(folder: c_int, path: Text, mode: c_uint) -> c_int = Change::of(Kind::Created, folder, path);
+    mknod(path: Text, mode: c_uint, device: c_ulong) -> c_int = Change::created(path);
+    mknodat(folder: c_int, path: Text, mode: c_uint, device: c_ulong) -> c_int =
+        Change::of(Kind::Created, folder, path);
     symlink(text: Text, path: Text) -> c_int = Change::created(path);
     symlinkat(text: Text, folder: c_int, path: Text) -> c_int = Change::of(Kind::Created, folder, path);
     link(from: Text, path: Text) -> c_int = Change::created(path);
@@ -274,6 +283,37 @@ replace! {
     futimesat(folder: c_int, path: Text, times: Text) -> c_int = Change::attributes(folder, path, 0);
     utimensat(folder: c_int, path: Text, times: Text, flags: c_int) -> c_int =
         Change::attributes(folder, path, flags);
+}
+
+/// Gives a socket its address, like the C library's function, and reports the file of a unix socket.
+///
+/// # Safety
+/// The same as for that function.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bind(socket: c_int, address: *const u8, len: c_uint) -> c_int {
+    let next = elf::find(c"bind");
+    if next.is_null() {
+        return c_int::MISSING;
+    }
+    // SAFETY: a function of this name, which has this type.
+    let next: unsafe extern "C" fn(c_int, *const u8, c_uint) -> c_int = unsafe { transmute(next) };
+    // SAFETY: by the contract above.
+    let result = unsafe { next(socket, address, len) };
+    if result == 0 && is_on() {
+        // SAFETY: the kernel has read so many bytes.
+        let address = unsafe { core::slice::from_raw_parts(address, len as usize) };
+        let mut path = [0; UNIX_PATH_BYTES_MAX + 1];
+        if let Some((family, given)) = address.split_first_chunk()
+            && u16::from_ne_bytes(*family) == AF_UNIX
+            && given.first().is_some_and(|first| *first != 0)
+            && let Some(room) = path.get_mut(..given.len())
+        {
+            room.copy_from_slice(given);
+            // SAFETY: the path ends with a zero.
+            unsafe { report(Act::Add, Kind::Created, AT_FDCWD, path.as_ptr().cast()) };
+        }
+    }
+    result
 }
 
 const fn name(text: &'static str) -> &'static CStr {

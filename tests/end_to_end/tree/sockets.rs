@@ -8,6 +8,20 @@ use crate::harness::{
     ON_REQUEST, Place, Run, apply, as_root, as_root_and_in_own_network, as_root_and_user,
 };
 
+/// As a server does that is started again.
+#[apply(as_root_and_user)]
+fn a_socket_that_the_job_removed_after_the_snapshot_is_back() {
+    survives(
+        r#"
+server = socket.socket(socket.AF_UNIX)
+server.bind("socket"); server.listen()
+for i in steps():
+    if i == 10: note(os.path.exists("socket")); server.close(); os.remove("socket")
+note(os.path.exists("socket"))
+"#,
+    );
+}
+
 #[apply(as_root_and_user)]
 fn unix_sockets_keep_data_in_flight() {
     survives(

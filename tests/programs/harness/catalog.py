@@ -26,6 +26,8 @@ class Program:
     lines: str = ""
     seconds: float = 6
     kills: int = 3
+    # A user namespace has no other users.
+    becomes_a_user: bool = False
 
     def words(self, python, seconds):
         script, *more = self.job.split()
@@ -80,5 +82,52 @@ PROGRAMS = (
         apt=("quantum-espresso",),
         commands=("pw.x",),
         contents=("pw.out", "*.xml"),
+    ),
+    Program(
+        "mariadb",
+        "servers.py mariadb",
+        apt=("mariadb-server-core", "mariadb-client-core"),
+        commands=("mariadbd", "mariadb"),
+        contents=("*",),
+        names=("data/*",),
+        seconds=8,
+    ),
+    # Not installed here: its package would start a server of the machine.
+    Program(
+        "postgres",
+        "servers.py postgres",
+        commands=("psql", "pg_lsclusters"),
+        contents=("*",),
+        names=("data/*",),
+        seconds=8,
+        becomes_a_user=True,
+    ),
+    Program(
+        "redis",
+        "servers.py redis",
+        apt=("redis-tools",),
+        commands=("redis-server",),
+        contents=("*",),
+        names=("appendonlydir/*",),
+        seconds=8,
+    ),
+    Program(
+        "mpi",
+        "clusters.py mpi",
+        apt=("openmpi-bin", "libopenmpi-dev"),
+        commands=("mpicc", "mpirun"),
+    ),
+    Program(
+        "dask",
+        "clusters.py dask",
+        pip=("distributed",),
+        names=("*",),
+        seconds=10,
+    ),
+    Program(
+        "notebook",
+        "clusters.py notebook",
+        pip=("nbclient", "ipykernel"),
+        seconds=10,
     ),
 )

@@ -85,6 +85,8 @@ class Runner:
     def __init__(self, options):
         self.options, self.output = options, threading.Lock()
         self.work = pathlib.Path(tempfile.mkdtemp(prefix="programs.", dir=options.work)).resolve()
+        # A job may become another user.
+        self.work.chmod(0o711)
         self.folder = ROOT / "target/programs"
         self.folder.mkdir(parents=True, exist_ok=True)
         # (program, watch) → rounds; program → reason.
@@ -119,7 +121,9 @@ class Runner:
     def begin(self, program, installer, pool):
         """Runs the reference; returns the futures of the rounds, one for each way of watching."""
         watches = self.options.watches
-        with self.faults_of(program, watches[0]):
+        if program.becomes_a_user:
+            watches = [watch for watch in watches if watch != "reports"]
+        with self.faults_of(program, self.options.watches[0]):
             if missing := installer.missing(program):
                 self.skip(program, missing)
                 return []
