@@ -349,7 +349,7 @@ pub static CAUSES: &[Cause] = &[
     criu(
         &["Can't chose service_fd_base"],
         "a process of the job has a descriptor whose number is close to ckpt-run's limit, so CRIU has none left for itself",
-        "raise the limit for ckpt-run by 256 (ulimit -Hn, LimitNOFILE=), and the run continues",
+        "raise the limit for ckpt-run by 256 or more (ulimit -Hn, LimitNOFILE=), and the run continues",
     ),
     criu(
         &["No space left on device"],

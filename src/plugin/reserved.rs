@@ -3,8 +3,9 @@
 //!
 //! CRIU (4.2) maps all private memory writable at first, because it may have to fill it, and sets its access at the end.
 //! The kernel refuses more writable memory at once than the machine has, but lets a program reserve any number of
-//! addresses without access: `MariaDB` reserves 8 TiB and .NET 256 GiB, of which they use parts. Such addresses are
-//! mapped without access here, too. Where they nevertheless have content, CRIU fails when it fills them.
+//! addresses without access: `MariaDB` reserves 8 TiB and .NET 256 GiB, of which they use parts. Such a mapping is made
+//! here with `MAP_NORESERVE`, so the kernel does not count it. Where it counts all (`vm.overcommit_memory` 2), the flag has
+//! no effect, and CRIU reports the kernel's error.
 
 use core::ffi::{c_int, c_long, c_void};
 use core::ptr;
@@ -13,11 +14,11 @@ use super::interposed::as_library;
 use super::kernel::{ENOMEM, error};
 use super::system_call::{address, system_call};
 
-const PROT_NONE: c_int = 0;
 const PROT_WRITE: c_int = 2;
 const MAP_PRIVATE: c_int = 2;
 const MAP_FIXED: c_int = 0x10;
 const MAP_ANONYMOUS: c_int = 0x20;
+const MAP_NORESERVE: c_int = 0x4000;
 /// Flags with which CRIU maps such addresses.
 const RESERVED: c_int = MAP_PRIVATE | MAP_FIXED | MAP_ANONYMOUS;
 
@@ -39,7 +40,7 @@ pub unsafe extern "C" fn mmap64(
     file: c_int,
     offset: i64,
 ) -> *mut c_void {
-    let map = |access: c_int| {
+    let map = |flags: c_int| {
         let arguments = [
             address(at),
             len.cast_signed() as c_long,
@@ -51,12 +52,11 @@ pub unsafe extern "C" fn mmap64(
         // SAFETY: by the contract above.
         unsafe { system_call(MMAP, arguments) }
     };
-    let mut mapped = map(access);
-    // Memory that a program may write but not read looks the same. So much of it exists only where the kernel was told to
-    // grant any (`vm.overcommit_memory`), and there it does not refuse.
+    let mut mapped = map(flags);
+    // Without CRIU's addition, there is no access.
     let is_reserved = access == PROT_WRITE && flags & RESERVED == RESERVED;
     if mapped < 0 && error(mapped) == ENOMEM && is_reserved {
-        mapped = map(PROT_NONE);
+        mapped = map(flags | MAP_NORESERVE);
     }
     #[allow(clippy::cast_possible_truncation, reason = "an address")]
     let mapped = as_library(mapped).cast_unsigned() as usize;

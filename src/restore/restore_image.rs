@@ -187,8 +187,9 @@ struct Restore<'a> {
     facts: &'a ImageFacts,
 }
 
-/// Limit on the wait for sockets that the kernel keeps after the job's death: it does so for 60 s.
-const LEFTOVERS_LIMIT: Duration = Duration::from_secs(70);
+/// Limit on the wait for sockets that the kernel keeps after the job's death: for 60 s, and for 60 s more if the other end
+/// closes the connection meanwhile.
+const LEFTOVERS_LIMIT: Duration = Duration::from_secs(130);
 /// Time between two looks at them.
 const LEFTOVERS_POLL: Duration = Duration::from_millis(200);
 
@@ -275,12 +276,16 @@ impl Restore<'_> {
                 return Ok(());
             };
             let is_over = clock::now() - begun > LEFTOVERS_LIMIT || self.sandbox.is_gone();
-            let Some(address) = error.address_of_leftover().filter(|_| !is_over) else {
+            let Some(address) = error
+                .address_of_leftover()
+                .filter(|_| sockets.closed && !is_over)
+            else {
                 return Err(error.into());
             };
             if !std::mem::replace(&mut told, true) {
                 tracing::warn!(
-                    "the restore waits, for a minute at most, until the kernel releases the job's address {address}:                      without root, only pasta avoids that (network.namespace)"
+                    "the restore waits, for two minutes at most, until the kernel releases the job's address {address} \
+                     (without root, only a network of the job's own avoids that: pasta, network.namespace)"
                 );
             }
             thread::sleep(LEFTOVERS_POLL);

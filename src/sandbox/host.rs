@@ -180,10 +180,10 @@ impl Sandbox {
         self.pid.as_raw()
     }
 
-    /// Returns true if pid 1 has exited, and with it everything in the sandbox.
+    /// Returns true if pid 1 has exited.
     #[must_use]
     pub fn is_gone(&self) -> bool {
-        kill(self.pid, None).is_err()
+        *locked(&self.reaped)
     }
 
     /// The file by which the machine gets a new one of the sandbox's terminals; `None` where they are the machine's.

@@ -24,6 +24,7 @@ use crate::files::{
 };
 use crate::job::{self, Descriptors, OpenFile};
 use crate::run::image_facts::{KEPT_LIST, kept_stream};
+use crate::run::machine;
 use crate::run::run_context::RunContext;
 use crate::store::{ImageId, ImageWriter};
 
@@ -65,7 +66,7 @@ impl Busy {
         let mut all = job::collect(open).unwrap_or_default();
         all.retain(OpenFile::written);
         let most = u64::try_from(files.freeze.as_millis() * COPIED_PER_MS).unwrap_or(u64::MAX);
-        let most = most.max(ALWAYS_BYTES);
+        let most = most.max(ALWAYS_BYTES).min(machine::available_memory() / 4);
         let mut bytes = 0_u64;
         for file in all.iter().filter(|file| !file.is_appended()) {
             if file.size <= files.keep_content && bytes + file.size <= most {

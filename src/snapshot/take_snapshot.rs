@@ -261,7 +261,7 @@ fn admit(
     let resident: u64 = processes.iter().map(|process| process.resident).sum();
     disk_space::make(context, state, all + resident)?;
     let dumped = needed + resident;
-    let frozen = resident_plan.map(|plan| dumped + plan.bytes_without_shadow());
+    let frozen = resident_plan.map(|plan| dumped + files + plan.bytes_without_shadow());
     let options = write_options(context, available - needed, frozen);
     let newest = state.newest_of_others();
     let writer = context.store.begin_after(&context.lock, options, newest)?;

@@ -123,6 +123,9 @@ class Runner:
         watches = self.options.watches
         if program.becomes_a_user:
             watches = [watch for watch in watches if watch != "reports"]
+            if not watches:
+                self.skip(program, "needs another user, which a user namespace does not have")
+                return []
         with self.faults_of(program, self.options.watches[0]):
             if missing := installer.missing(program):
                 self.skip(program, missing)

@@ -6,6 +6,7 @@ import pathlib
 import pwd
 import subprocess
 import sys
+import time
 
 from common import digest, main
 
@@ -40,6 +41,7 @@ class Server:
         while subprocess.run(client, **answer).stdout.strip() != expected:
             if self.process.poll() is not None:
                 sys.exit("the server does not start; see server.log")
+            time.sleep(0.05)
 
     def do(self, text):
         return call(self.client, text)
