@@ -30,7 +30,7 @@ const MMAP: c_long = 222;
 /// Maps memory like the C library's function.
 ///
 /// # Safety
-/// As for that function.
+/// The same as for that function.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mmap64(
     at: *mut c_void,
@@ -63,10 +63,10 @@ pub unsafe extern "C" fn mmap64(
     ptr::with_exposed_provenance_mut(mapped)
 }
 
-/// The same under the name in a CRIU that was compiled without a type for large files.
+/// The same for a CRIU that calls the function by this name: one of a C library without `mmap64`.
 ///
 /// # Safety
-/// As for the C library's function.
+/// The same as for the C library's function.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mmap(
     at: *mut c_void,

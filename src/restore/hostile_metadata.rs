@@ -60,10 +60,18 @@ impl Scene {
         self.folder.path().join("job").join(name)
     }
 
+    fn log(&self) -> fs::Metadata {
+        fs::metadata(self.job("log")).unwrap()
+    }
+
+    /// Returns owner and group of the job's files: those of the user that runs the tests.
+    fn owner(&self) -> [u32; 2] {
+        [self.log().uid(), self.log().gid()]
+    }
+
     /// Returns the facts of an image of a job on this machine.
     fn facts(&self, cuda: bool) -> Value {
-        let log = fs::metadata(self.job("log")).unwrap();
-        let owner = [log.uid(), log.gid()];
+        let (log, owner) = (self.log(), self.owner());
         let pids = json!({"driver": "580.95.05", "gpus": [{"uuid": "GPU-0", "memory_bytes": 5}], "pids": [301],
             "moved": [302], "standing": [{"pid": 301, "threads": [301, 305]}],
             "resident": {"processes": [{"pid": 301, "segments": [{"address": 4096, "len": 8, "gpu": "GPU-0"}]}]}});
@@ -88,9 +96,8 @@ impl Scene {
 
     /// Returns the lines of the list of kept files.
     fn list(&self) -> Vec<Value> {
-        let log = fs::metadata(self.job("log")).unwrap();
         let rest = json!({"identity": [1, 2], "born_ns": 0, "modified_ns": 1, "changed_ns": 1, "mode": 0o644,
-            "owner": [log.uid(), log.gid()], "attributes": [["user.a", [1]]], "writer": "job"});
+            "owner": self.owner(), "attributes": [["user.a", [1]]], "writer": "job"});
         let with = |kind: Value| {
             let mut all = rest.as_object().unwrap().clone();
             all.extend(kind.as_object().unwrap().clone());

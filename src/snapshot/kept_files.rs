@@ -52,10 +52,10 @@ pub(crate) struct FileCopies {
     freeze_seconds: f64,
 }
 
-/// Files that the job is writing: they are copied while it is frozen.
+/// Files that the job is writing, which are copied while it is frozen, and the size of all that it could write.
 pub(crate) struct Busy {
     paths: HashSet<PathBuf>,
-    /// Number of bytes of files that may be copied within the time limit, roughly.
+    /// Number of bytes of its open files that may be copied within the time limit, roughly.
     pub bytes: u64,
 }
 

@@ -240,7 +240,7 @@ fn resident_plan(
 }
 
 /// Checks that there is room, and allocates the memory that the image will pass through, while the job computes. `files` is
-/// the number of bytes of files that are copied during the freeze.
+/// the number of bytes of files that may be copied during the freeze.
 fn admit(
     Subject { context, state, .. }: Subject<'_>,
     processes: &[Process],

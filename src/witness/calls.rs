@@ -175,6 +175,25 @@ impl Change {
     }
 }
 
+/// The next library's function of a name, looked up once.
+struct Next(AtomicPtr<c_void>);
+
+impl Next {
+    const fn unknown() -> Self {
+        Self(AtomicPtr::new(ptr::null_mut()))
+    }
+
+    /// Returns null if no library has it.
+    fn find(&self, name: &CStr) -> *mut c_void {
+        let mut found = self.0.load(Ordering::Relaxed);
+        if found.is_null() {
+            found = elf::find(name);
+            self.0.store(found, Ordering::Relaxed);
+        }
+        found
+    }
+}
+
 /// Result of a function.
 trait Answer {
     /// The result if no library has the function, which the program could then not have called.
@@ -204,12 +223,8 @@ macro_rules! replace {
         /// The same as for the C library's function.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name($($argument: $type),*) -> $result {
-            static NEXT: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
-            let mut next = NEXT.load(Ordering::Relaxed);
-            if next.is_null() {
-                next = elf::find(name(concat!(stringify!($name), "\0")));
-                NEXT.store(next, Ordering::Relaxed);
-            }
+            static NEXT: Next = Next::unknown();
+            let next = NEXT.find(name(concat!(stringify!($name), "\0")));
             if next.is_null() {
                 return <$result>::MISSING;
             }
@@ -291,7 +306,8 @@ replace! {
 /// The same as for that function.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bind(socket: c_int, address: *const u8, len: c_uint) -> c_int {
-    let next = elf::find(c"bind");
+    static NEXT: Next = Next::unknown();
+    let next = NEXT.find(c"bind");
     if next.is_null() {
         return c_int::MISSING;
     }

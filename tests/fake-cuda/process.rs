@@ -79,8 +79,8 @@ pub struct Process {
     /// The same at the start of the process.
     pub gpus_at_first: Vec<usize>,
     pub pieces: BTreeMap<Id, Piece>,
-    /// How often each piece's handle is held. The handle is the piece's number, because the handle that the driver
-    /// returns for mapped memory is the one that it was mapped with (documentation of `cuMemRetainAllocationHandle`).
+    /// Number of references to each piece's handle. The handle is the piece's number: for mapped memory, the driver
+    /// returns the handle that it was mapped with (documentation of `cuMemRetainAllocationHandle`).
     pub handles: BTreeMap<Id, u32>,
     pub reservations: BTreeMap<u64, u64>,
     pub mappings: BTreeMap<u64, Mapping>,

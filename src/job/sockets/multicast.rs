@@ -141,7 +141,8 @@ fn put_address(room: &mut [u8], address: IpAddr) {
     }
 }
 
-/// Lists the groups of all interfaces in the network namespace of a process (a host pid). Each interface that is up has at least one.
+/// Lists the groups of all interfaces in the network namespace of a process (a host pid). Each interface that is up has at
+/// least one.
 pub(super) fn list(pid: i32) -> Vec<Group> {
     // A kernel without IPv6 does not have the second one.
     let read = |name| fs::read_to_string(format!("/proc/{pid}/net/{name}")).unwrap_or_default();

@@ -214,7 +214,7 @@ pub fn skip(reason: &str) {
     eprintln!("SKIPPED: {reason}");
 }
 
-/// What a test panics with after [`skip_now`].
+/// Payload of the panic by which [`skip_now`] ends a test.
 struct Skipped;
 
 /// Ends the test from any function that it calls; it counts as skipped.

@@ -8,7 +8,7 @@ use crate::harness::{
     ON_REQUEST, Place, Run, apply, as_root, as_root_and_in_own_network, as_root_and_user,
 };
 
-/// As a server does that is started again.
+/// A server that is started again removes its socket.
 #[apply(as_root_and_user)]
 fn a_socket_that_the_job_removed_after_the_snapshot_is_back() {
     survives(

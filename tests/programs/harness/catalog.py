@@ -92,7 +92,7 @@ PROGRAMS = (
         names=("data/*",),
         seconds=8,
     ),
-    # Not installed here: its package would start a server of the machine.
+    # The suite does not install it: its package would start a server on the machine.
     Program(
         "postgres",
         "servers.py postgres",

@@ -126,7 +126,7 @@ class Runner:
             if not watches:
                 self.skip(program, "needs another user, which a user namespace does not have")
                 return []
-        with self.faults_of(program, self.options.watches[0]):
+        with self.faults_of(program, watches[0]):
             if missing := installer.missing(program):
                 self.skip(program, missing)
                 return []

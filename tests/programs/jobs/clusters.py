@@ -62,7 +62,7 @@ def work(number):
 
 
 def dask(steps):
-    # By default, locks in a folder of all users' programs.
+    # By default, Dask keeps locks in a folder that all users' programs share.
     os.environ["DASK_TEMPORARY_DIRECTORY"] = os.getcwd()
     from distributed import Client
 
