@@ -1,7 +1,7 @@
 //! Description of the files at given paths, for the set of an image.
 
 use std::fs::{self, Metadata};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -42,9 +42,8 @@ pub(super) struct Describer {
 }
 
 impl Describer {
-    /// Describes the file at a path. Its content is not kept yet. Returns `None` for sockets, named pipes and devices,
-    /// and if there is no file. `known` is an earlier description: if its change time is the current one, its
-    /// attributes are reused.
+    /// Describes the file at a path. Its content is not kept yet. Returns `None` for devices, and if there is no file.
+    /// `known` is an earlier description: if its change time is the current one, its attributes are reused.
     pub fn describe(&mut self, path: &Path, known: Option<&KeptFile>) -> Option<KeptFile> {
         // `Spot` is safe even if the job's user has put a link in the way.
         let spot = match self.last.take() {
@@ -71,6 +70,10 @@ impl Describer {
         } else if kind.is_symlink() {
             let target = fs::read_link(at).ok()?;
             Kind::Link { target }
+        } else if kind.is_fifo() {
+            Kind::Pipe
+        } else if kind.is_socket() {
+            Kind::Socket
         } else {
             return None;
         };

@@ -84,6 +84,10 @@ pub enum Kind {
         #[serde(with = "path_text")]
         target: PathBuf,
     },
+    /// A named pipe. Its data are those of the processes that have it open.
+    Pipe,
+    /// The name of a unix socket. CRIU binds those that are open once more.
+    Socket,
 }
 
 /// The place of a file's content.
@@ -143,8 +147,7 @@ impl fmt::Display for Unkept {
 }
 
 impl KeptFile {
-    /// Describes the file at a path. Its content is not kept yet. Returns `None` for sockets, named pipes and devices,
-    /// and if there is no file.
+    /// Describes the file at a path. Its content is not kept yet. Returns `None` for devices, and if there is no file.
     #[must_use]
     pub fn of(path: &Path) -> Option<Self> {
         Describer::default().describe(path, None)
@@ -178,12 +181,8 @@ impl KeptFile {
     /// Returns true if size and times are the same.
     #[must_use]
     pub fn looks_unchanged(&self, now: &Self) -> bool {
-        let size = |file: &Self| match file.kind {
-            Kind::File { size, .. } => Some(size),
-            Kind::Folder | Kind::Link { .. } => None,
-        };
         let times = |file: &Self| (file.modified_ns, file.changed_ns);
-        self.is_same_file(now) && times(self) == times(now) && size(self) == size(now)
+        self.is_same_file(now) && times(self) == times(now) && self.size() == now.size()
     }
 
     /// Returns true if both are names of one file, even if its content has changed.
@@ -196,12 +195,12 @@ impl KeptFile {
         FileId::new(self.identity, self.born_ns)
     }
 
-    /// Returns the size in bytes; 0 for folders and links.
+    /// Returns the size in bytes; 0 for other files than regular ones.
     #[must_use]
     pub fn size(&self) -> u64 {
         match self.kind {
             Kind::File { size, .. } => size,
-            Kind::Folder | Kind::Link { .. } => 0,
+            Kind::Folder | Kind::Link { .. } | Kind::Pipe | Kind::Socket => 0,
         }
     }
 
@@ -213,7 +212,7 @@ impl KeptFile {
                 size,
                 content: Content::Kept { stream, .. },
             } => Some((stream, *size)),
-            Kind::File { .. } | Kind::Folder | Kind::Link { .. } => None,
+            _ => None,
         }
     }
 
@@ -254,7 +253,9 @@ impl KeptFile {
             (Kind::File { size, .. }, Kind::File { size: other, .. }) => {
                 size == other && self.modified_ns == now.modified_ns
             }
-            (Kind::Folder, Kind::Folder) => true,
+            (Kind::Folder, Kind::Folder)
+            | (Kind::Pipe, Kind::Pipe)
+            | (Kind::Socket, Kind::Socket) => true,
             (Kind::Link { target }, Kind::Link { target: other }) => target == other,
             _ => false,
         }

@@ -4,13 +4,15 @@ use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{
-    DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown, lchown, symlink,
+    DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, chown, fchown, lchown,
+    symlink,
 };
 use std::path::{Path, PathBuf};
 
 use nix::fcntl::AT_FDCWD;
-use nix::sys::stat::{UtimensatFlags, utimensat};
+use nix::sys::stat::{Mode, SFlag, UtimensatFlags, mknod, utimensat};
 use nix::sys::time::TimeSpec;
 
 use super::attributes;
@@ -258,6 +260,8 @@ where
             Kind::File { .. } => now.is_file(),
             Kind::Folder => now.is_dir(),
             Kind::Link { .. } => false,
+            Kind::Pipe => now.file_type().is_fifo(),
+            Kind::Socket => now.file_type().is_socket(),
         });
         if now.is_none() {
             spot.allows(file.owner.0)?;
@@ -282,6 +286,8 @@ where
                 lchown(&at, Some(file.owner.0), Some(file.owner.1))?;
                 set_time(&at, file)
             }
+            Kind::Pipe => put_back_special(&spot, file, SFlag::S_IFIFO, is_kind),
+            Kind::Socket => put_back_special(&spot, file, SFlag::S_IFSOCK, is_kind),
             Kind::File { size, content } => {
                 if let Some(first) = self.seen.get(&file.id())
                     && is_on_one_device(first, path)?
@@ -391,16 +397,37 @@ where
     }
 }
 
+/// Makes a named pipe or the name of a socket, if it is not there, and sets its attributes.
+fn put_back_special(spot: &Spot, file: &KeptFile, kind: SFlag, is_there: bool) -> io::Result<()> {
+    if !is_there {
+        // Other users have no access until the owner is set.
+        mknod(&spot.path(), kind, Mode::S_IRUSR | Mode::S_IWUSR, 0)?;
+    }
+    let opened = spot.open(File::options().read(true), nix::libc::O_PATH)?;
+    let now = opened.metadata()?;
+    let is_kind = SFlag::from_bits_truncate(now.mode()) & SFlag::S_IFMT == kind;
+    if !is_kind || is_there && now.uid() != file.owner.0 {
+        return Err(is_of_others());
+    }
+    // The change uses the descriptor, because the path may lead to another file by now.
+    let at = PathBuf::from(format!("/proc/self/fd/{}", opened.as_raw_fd()));
+    chown(&at, Some(file.owner.0), Some(file.owner.1))?;
+    fs::set_permissions(&at, Permissions::from_mode(file.mode))?;
+    set_time(&spot.path(), file)
+}
+
 /// Refuses a file that another user can have put in the place of the job's file: its owner differs.
 fn not_of_others(spot: &Spot, opened: &File, file: &KeptFile) -> io::Result<()> {
     let now = opened.metadata()?;
     if !now.is_file() || now.uid() != file.owner.0 || spot.is_lent(&now)? {
-        return Err(io::Error::new(
-            io::ErrorKind::PermissionDenied,
-            "another user's file is in its place",
-        ));
+        return Err(is_of_others());
     }
     Ok(())
+}
+
+fn is_of_others() -> io::Error {
+    let message = "another user's file is in its place";
+    io::Error::new(io::ErrorKind::PermissionDenied, message)
 }
 
 /// Returns true if a file and a name are on one file system. Clones of a file system have files with the same inode

@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::Metadata;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use super::describe::FileId;
@@ -176,8 +177,8 @@ impl Rollback {
                 (true, Some(found)) if is_folder || is_special(&found) => {}
                 (true, _) => plan.lose(path, Why::NotYetJobs),
                 (false, Some(_)) if is_folder => plan.folders.push(path.to_owned()),
-                // A set has no sockets, named pipes and devices. CRIU restores those that existed.
-                (false, Some(found)) if is_special(&found) && !since.is_first(&touch) => {}
+                // A set has no devices: this one may have existed.
+                (false, Some(found)) if is_device(&found) && !since.is_first(&touch) => {}
                 (false, Some(_)) => plan.aside.push(path.to_owned()),
                 (false, None) => {}
             }
@@ -240,7 +241,9 @@ impl Rollback {
                 // Another program has changed the file. An uninterrupted job would see that change, too, unless it has
                 // the former file of this name open.
                 _ if !may_be_job => {
-                    let is_same = now.is_some_and(|now| then.is_same_file(&now));
+                    // CRIU opens named pipes and binds sockets by their names.
+                    let is_same = now.is_some_and(|now| then.is_same_file(&now))
+                        || matches!(then.kind, Kind::Pipe | Kind::Socket);
                     if !is_same && comparison.place.open.contains(path) {
                         self.lose(path, Why::Replaced);
                     }
@@ -297,7 +300,7 @@ impl Rollback {
                     Content::Appended | Content::Unkept(_) | Content::Held { .. }
                 )
             }
-            Kind::Folder | Kind::Link { .. } => false,
+            Kind::Folder | Kind::Link { .. } | Kind::Pipe | Kind::Socket => false,
         };
         let files = comparison.set.files.iter();
         let wanted = files.filter(|(_, file)| is_elsewhere(file));
@@ -471,6 +474,10 @@ impl Rollback {
                 _ => None,
             })
     }
+}
+
+fn is_device(found: &Metadata) -> bool {
+    found.file_type().is_char_device() || found.file_type().is_block_device()
 }
 
 fn is_same_folder(then: &KeptFile, now: &KeptFile) -> bool {

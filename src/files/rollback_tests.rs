@@ -1,10 +1,12 @@
 //! Tests of rollbacks in a real folder without CRIU. The tests write the record themselves.
 
 use std::cell::Cell;
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
 use std::io;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::PathBuf;
+
+use nix::sys::stat::{Mode, SFlag, mknod};
 
 use super::file_set::{Content, KeptFile, Unkept, Writer};
 use super::held::Held;
@@ -15,6 +17,10 @@ use scene::{IMAGE, Scene};
 
 mod scene;
 mod several_names;
+
+fn special(scene: &Scene, name: &str, kind: SFlag) {
+    mknod(&scene.path(name), kind, Mode::S_IRWXU, 0).unwrap();
+}
 
 /// A job's folder with every kind of file that a rollback handles, changed in every way.
 fn changed_everywhere() -> (Scene, Vec<String>) {
@@ -32,6 +38,14 @@ fn changed_everywhere() -> (Scene, Vec<String>) {
     ]);
     fs::hard_link(scene.path("one"), scene.path("two")).unwrap();
     symlink("state", scene.path("link")).unwrap();
+    for (name, kind) in [
+        ("pipe", SFlag::S_IFIFO),
+        ("wider-pipe", SFlag::S_IFIFO),
+        ("socket", SFlag::S_IFSOCK),
+        ("turned-socket", SFlag::S_IFSOCK),
+    ] {
+        special(&scene, name, kind);
+    }
     scene.snapshot();
     scene.content_of("log", Content::Appended);
     let tree = scene.tree();
@@ -53,7 +67,23 @@ fn changed_everywhere() -> (Scene, Vec<String>) {
     fs::create_dir_all(scene.path("made/since")).unwrap();
     fs::write(scene.path("made/since/file"), "new").unwrap();
     fs::write(scene.path("state-journal"), "hot").unwrap();
+    for name in ["pipe", "wider-pipe", "socket", "turned-socket"] {
+        fs::remove_file(scene.path(name)).unwrap();
+    }
+    for name in ["turned-socket", "new-pipe"] {
+        special(&scene, name, SFlag::S_IFIFO);
+    }
+    special(&scene, "new-socket", SFlag::S_IFSOCK);
+    special(&scene, "wider-pipe", SFlag::S_IFIFO);
+    fs::set_permissions(scene.path("wider-pipe"), Permissions::from_mode(0o666)).unwrap();
     scene.changed(&[
+        ("pipe", JobChange::Gone),
+        ("wider-pipe", JobChange::Gone),
+        ("wider-pipe", JobChange::Created),
+        ("socket", JobChange::Gone),
+        ("turned-socket", JobChange::Created),
+        ("new-pipe", JobChange::Created),
+        ("new-socket", JobChange::Created),
         ("state", JobChange::Changed),
         ("grown", JobChange::Changed),
         ("removed/deep/file", JobChange::Gone),

@@ -22,6 +22,24 @@ note(os.path.exists("socket"))
     );
 }
 
+/// Pipes and names of sockets that nobody has open at the snapshot: removed after it, and made again after it.
+#[apply(as_root_and_user)]
+fn closed_pipes_and_sockets_are_as_they_were() {
+    survives(
+        r#"
+def make(pipe, name):
+    os.mkfifo(pipe, 0o640)
+    with socket.socket(socket.AF_UNIX) as one: one.bind(name)
+def remove(*names):
+    for name in names: note(name, oct(os.lstat(name).st_mode)); os.remove(name)
+make("pipe", "socket"); make("other-pipe", "other-socket"); remove("pipe", "socket")
+for i in steps():
+    if i == 10: make("pipe", "socket"); remove("other-pipe", "other-socket")
+remove("pipe", "socket")
+"#,
+    );
+}
+
 #[apply(as_root_and_user)]
 fn unix_sockets_keep_data_in_flight() {
     survives(

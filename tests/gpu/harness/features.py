@@ -10,6 +10,8 @@ STEPS, PACE_MS = 240, 40
 # Steps before the first snapshot, and between a restore and the next one.
 STEPS_BETWEEN = 45
 SNAPSHOTS = 2
+# The driver keeps gigabytes for stacks of this size: the job has to compute until an image of them is stored.
+LONGER = {"limits": 3 * STEPS}
 # By name, a part of the reason for which a snapshot is refused.
 MAPPED = "maps GPU memory in a way that cannot be restored"
 SHARED = "shares GPU memory with other processes"
@@ -56,7 +58,8 @@ def jobs(folder):
 
 def job(name, line, **more):
     trial = functools.partial(compared, refusal=REFUSED.get(name))
-    return catalog.Job(name, line, **({"needs": ()} | more), trial=trial, steps=STEPS, ms_per_step=PACE_MS)
+    steps = LONGER.get(name, STEPS)
+    return catalog.Job(name, line, **({"needs": ()} | more), trial=trial, steps=steps, ms_per_step=PACE_MS)
 
 
 def compared(trial, refusal):
