@@ -207,11 +207,16 @@ fn describe(
     let known = earlier.files.get(path);
     let shows_attributes = |it: &&KeptFile| it.changed_ns < earlier.frozen_ns - TICK_NS;
     let described = describer.describe(path, known.filter(shows_attributes));
+    let touch = look.record.touch_of(path);
+    // A pipe or socket to which the job only writes is another program's.
+    let is_jobs_own = || known.is_some() || touch.is_some_and(|touch| touch.is_jobs_own);
+    let described =
+        described.filter(|file| !file.is_special() || is_jobs_own() || look.included.matches(path));
     let file = described.map(|mut file| {
         let open = look.open.get(path);
         file.writer = match open {
             Some(_) => Writer::Open,
-            None if look.record.is_jobs(path) => Writer::Job,
+            None if touch.is_some() => Writer::Job,
             None if look.included.matches(path) => Writer::Included,
             None => known.map_or(Writer::Unknown, |known| known.writer),
         };

@@ -216,6 +216,12 @@ impl KeptFile {
         }
     }
 
+    /// Returns true for a named pipe or a socket.
+    #[must_use]
+    pub fn is_special(&self) -> bool {
+        matches!(self.kind, Kind::Pipe | Kind::Socket)
+    }
+
     /// Returns true if the file can change without a change on record.
     #[must_use]
     pub fn is_unsettled(&self) -> bool {
@@ -253,11 +259,7 @@ impl KeptFile {
             (Kind::File { size, .. }, Kind::File { size: other, .. }) => {
                 size == other && self.modified_ns == now.modified_ns
             }
-            (Kind::Folder, Kind::Folder)
-            | (Kind::Pipe, Kind::Pipe)
-            | (Kind::Socket, Kind::Socket) => true,
-            (Kind::Link { target }, Kind::Link { target: other }) => target == other,
-            _ => false,
+            (then, now) => then == now,
         }
     }
 }

@@ -406,13 +406,19 @@ fn put_back_special(spot: &Spot, file: &KeptFile, kind: SFlag, is_there: bool) -
     let opened = spot.open(File::options().read(true), nix::libc::O_PATH)?;
     let now = opened.metadata()?;
     let is_kind = SFlag::from_bits_truncate(now.mode()) & SFlag::S_IFMT == kind;
-    if !is_kind || is_there && now.uid() != file.owner.0 {
+    let is_right = if is_there {
+        now.uid() == file.owner.0 && !spot.is_lent(&now)?
+    } else {
+        now.uid() == nix::unistd::geteuid().as_raw() && now.nlink() == 1
+    };
+    if !is_kind || !is_right {
         return Err(is_of_others());
     }
     // The change uses the descriptor, because the path may lead to another file by now.
     let at = PathBuf::from(format!("/proc/self/fd/{}", opened.as_raw_fd()));
     chown(&at, Some(file.owner.0), Some(file.owner.1))?;
     fs::set_permissions(&at, Permissions::from_mode(file.mode))?;
+    attributes::set(&spot.path(), &file.attributes)?;
     set_time(&spot.path(), file)
 }
 

@@ -290,10 +290,10 @@ impl Record {
         others.map(|(path, last)| (path.as_path(), *last))
     }
 
-    /// Returns true if the job has ever touched the path.
+    /// Returns the job's changes of a path.
     #[must_use]
-    pub fn is_jobs(&self, path: &Path) -> bool {
-        self.touched.contains_key(path)
+    pub fn touch_of(&self, path: &Path) -> Option<&Touch> {
+        self.touched.get(path)
     }
 
     /// Returns the time of the last change of a path, by the job or another program.

@@ -177,8 +177,9 @@ impl Rollback {
                 (true, Some(found)) if is_folder || is_special(&found) => {}
                 (true, _) => plan.lose(path, Why::NotYetJobs),
                 (false, Some(_)) if is_folder => plan.folders.push(path.to_owned()),
-                // A set has no devices: this one may have existed.
+                // A set has no devices: this one may have existed. So may another program's pipe or socket.
                 (false, Some(found)) if is_device(&found) && !since.is_first(&touch) => {}
+                (false, Some(found)) if is_special(&found) && !touch.is_jobs_own => {}
                 (false, Some(_)) => plan.aside.push(path.to_owned()),
                 (false, None) => {}
             }
@@ -242,9 +243,8 @@ impl Rollback {
                 // the former file of this name open.
                 _ if !may_be_job => {
                     // CRIU opens named pipes and binds sockets by their names.
-                    let is_same = now.is_some_and(|now| then.is_same_file(&now))
-                        || matches!(then.kind, Kind::Pipe | Kind::Socket);
-                    if !is_same && comparison.place.open.contains(path) {
+                    let is_same = now.is_some_and(|now| then.is_same_file(&now));
+                    if !is_same && !then.is_special() && comparison.place.open.contains(path) {
                         self.lose(path, Why::Replaced);
                     }
                 }
@@ -255,7 +255,8 @@ impl Rollback {
             }
             return;
         }
-        if comparison.since.by_others(path) && then.kind != Kind::Folder && !is_there {
+        let has_content = then.kind != Kind::Folder && !then.is_special();
+        if comparison.since.by_others(path) && has_content && !is_there {
             self.lose(path, Why::OthersToo);
         } else if now.is_some_and(|now| now.owner.0 != then.owner.0) {
             self.lose(path, Why::Owner);
@@ -318,7 +319,7 @@ impl Rollback {
         let replaced = self.put_back.iter().map(|(path, _)| path);
         let sources: BTreeSet<PathBuf> = self.aside.iter().chain(replaced).cloned().collect();
         for from in sources {
-            let Some(now) = comparison.now(&from) else {
+            let Some(now) = comparison.now(&from).filter(|now| !now.is_special()) else {
                 continue;
             };
             let Some((to, then)) = wanted.get(&now.id()) else {

@@ -269,6 +269,28 @@ fn changes_by_others_stay_and_changes_by_both_are_refused() {
 }
 
 #[test]
+fn pipes_that_others_use_come_back_and_those_of_others_stay() {
+    let mut scene = Scene::new(&[]);
+    special(&scene, "jobs", SFlag::S_IFIFO);
+    // The job has written to a pipe of a server that is started again after the snapshot.
+    let (path, is_jobs_own) = (scene.path("theirs"), false);
+    append(&scene.record(), &[Line::Touched { path, is_jobs_own }]).unwrap();
+    scene.snapshot();
+    fs::remove_file(scene.path("jobs")).unwrap();
+    special(&scene, "theirs", SFlag::S_IFIFO);
+    let path = scene.path("jobs");
+    let created = false;
+    // Writing to a pipe is a change, too.
+    append(&scene.record(), &[Line::Other { path, created }]).unwrap();
+    scene.changed(&[("jobs", JobChange::Gone), ("theirs", JobChange::Changed)]);
+    let plan = scene.plan(OnLost::Refuse).unwrap();
+    scene.execute(&plan, &|| Ok(())).unwrap();
+    for name in ["jobs", "theirs"] {
+        assert!(scene.path(name).exists(), "{name}");
+    }
+}
+
+#[test]
 fn a_foreign_file_that_the_job_removed_is_not_restored() {
     let mut scene = Scene::new(&[("state", "x")]);
     scene.snapshot();

@@ -116,7 +116,7 @@ impl Spot {
     pub fn is_lent(&self, file: &Metadata) -> io::Result<bool> {
         let folder = self.about_folder()?;
         let is_theirs = !is_us(folder.uid()) && folder.uid() != file.uid();
-        Ok(file.is_file() && file.nlink() > 1 && is_theirs)
+        Ok(!file.is_dir() && file.nlink() > 1 && is_theirs)
     }
 }
 

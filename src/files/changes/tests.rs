@@ -180,6 +180,35 @@ fn a_link_in_the_place_of_a_folder_leads_to_no_further_files() {
 }
 
 #[test]
+fn only_pipes_that_the_job_made_are_kept() {
+    let place = tempfile::tempdir().unwrap();
+    let path = |name: &str| place.path().join(name);
+    let changes = [
+        ("jobs", JobChange::Created),
+        ("theirs", JobChange::Changed),
+        ("theirs", JobChange::Changed),
+    ];
+    for name in ["jobs", "theirs"] {
+        nix::unistd::mkfifo(&path(name), nix::sys::stat::Mode::S_IRWXU).unwrap();
+    }
+    let lines = changes.map(|(name, change)| Line::Job {
+        path: path(name),
+        change,
+    });
+    append(&path("record"), &lines).unwrap();
+    let changed = found_since(&Earlier::default(), &OpenUses::new(), place.path());
+    let kept = |it: &Changed| {
+        (
+            it.path.clone(),
+            it.file.as_ref().map(|file| file.kind.clone()),
+        )
+    };
+    let expected = [("jobs", Some(Kind::Pipe)), ("theirs", None)];
+    let expected = expected.map(|(name, kind)| (path(name), kind));
+    assert_eq!(changed.iter().map(kept).collect::<Vec<_>>(), expected);
+}
+
+#[test]
 fn only_changes_after_the_copy_are_inspected_again() {
     let place = tempfile::tempdir().unwrap();
     let path = place.path().join("b");
