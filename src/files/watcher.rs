@@ -7,7 +7,7 @@
 
 use std::collections::{HashSet, VecDeque};
 use std::ffi::OsString;
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, FromRawFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
@@ -398,6 +398,15 @@ impl Watcher {
         path: Option<&Path>,
         log: &mut Log,
     ) -> bool {
+        // A name that was being removed can have passed for the only one of a changed file.
+        if let (Change::Gone, Some(file)) = (change, file)
+            && self.files.contains(file)
+            && let Ok(Some(found)) = self.group.find(file)
+            && !self.is_newer(&found)
+        {
+            let id = FileId::of(&found.about);
+            log.add(&Line::File { id });
+        }
         let Some(file) = file.filter(|_| matches!(change, Change::Changed | Change::Closed)) else {
             return true;
         };
@@ -419,15 +428,12 @@ impl Watcher {
         if change == Change::Closed && !self.has_changed(&found) {
             return false;
         }
-        // A newer file is in no image, and its names are recorded as created.
-        let is_newer = (self.marked_ns..=clock::unix_ns()).contains(&born_ns(&found.about));
         let is_only = |path: &Path| {
             let there = path.symlink_metadata();
-            there.is_ok_and(|there| {
-                there.nlink() == 1 && FileId::of(&there) == FileId::of(&found.about)
-            })
+            let is_same = |there: Metadata| FileId::of(&there) == FileId::of(&found.about);
+            found.about.nlink() == 1 && there.is_ok_and(is_same)
         };
-        if !is_newer && !path.is_some_and(is_only) {
+        if !self.is_newer(&found) && !path.is_some_and(is_only) {
             let id = FileId::of(&found.about);
             log.add(&Line::File { id });
         }
@@ -436,6 +442,11 @@ impl Watcher {
         }
         self.files.insert(file.clone());
         true
+    }
+
+    /// Returns true for a file that is in no image, and whose names are recorded as created.
+    fn is_newer(&self, found: &Found) -> bool {
+        (self.marked_ns..=clock::unix_ns()).contains(&born_ns(&found.about))
     }
 
     /// Returns true if a closed file may have changed since the last image. Writes through a mapping cause no event.

@@ -118,8 +118,8 @@ pub static CAUSES: &[Cause] = &[
     ),
     criu(
         &["Can't lookup mount"],
-        "the job has a file open from a mount that the sandbox does not see",
-        "open the file inside the job",
+        "the job has a file open from a mount that the sandbox does not see, or a POSIX message queue (mq_open)",
+        "open the file inside the job; close message queues, which CRIU cannot save",
     ),
     criu(
         &["External socket is used"],

@@ -13,7 +13,7 @@ use nix::errno::Errno;
 use nix::fcntl::{OFlag, open, openat};
 use nix::libc::PATH_MAX;
 use nix::sys::stat::{Mode, SFlag, fstat, mkdirat};
-use nix::unistd::mkfifoat;
+use nix::unistd::{geteuid, mkfifoat};
 
 use super::{NODES_MAX, Node, NodeKind};
 use crate::safe_path::{Spot, Way};
@@ -115,12 +115,15 @@ pub(in crate::job) fn remake(nodes: &[Node]) -> Result<(), NodesError> {
 }
 
 fn set_owner_and_mode(node: &Node, made: &OwnedFd) -> io::Result<()> {
-    let kind = SFlag::from_bits_truncate(fstat(made)?.st_mode) & SFlag::S_IFMT;
+    let about = fstat(made)?;
+    let kind = SFlag::from_bits_truncate(about.st_mode) & SFlag::S_IFMT;
     let wanted = match node.kind {
         NodeKind::Folder => SFlag::S_IFDIR,
         NodeKind::Fifo => SFlag::S_IFIFO,
     };
-    if kind != wanted {
+    // Another user may have put another node there since.
+    let is_linked = node.kind == NodeKind::Fifo && about.st_nlink > 1;
+    if kind != wanted || is_linked || about.st_uid != geteuid().as_raw() {
         return Err(io::ErrorKind::AlreadyExists.into());
     }
     // The change uses the descriptor, because the path may lead to another file by now.

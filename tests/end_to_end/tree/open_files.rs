@@ -275,7 +275,12 @@ fn snapshot_waiting_for_another_job_is_reported() {
     place.wait_for("out", "5\n");
     // Another program's lock would not be awaited for so long.
     let other = place.file("ckpt-run-of-another-job");
-    fs::copy("/usr/bin/flock", &other).expect("a program");
+    // Not by this process: a child of another test could have it open for writing (`ETXTBSY`).
+    let copied = Command::new("cp")
+        .arg("/usr/bin/flock")
+        .arg(&other)
+        .status();
+    assert!(copied.is_ok_and(|ended| ended.success()));
     let mut held = Command::new(other)
         .args(["/dev/shm", "sh", "-c", "echo locked; cat"])
         .stdin(Stdio::piped())

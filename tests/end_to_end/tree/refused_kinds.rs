@@ -4,7 +4,9 @@
 use std::fs;
 use std::process::Command;
 
-use crate::harness::{ON_REQUEST, Place, apply, as_root, copy_environment, stderr};
+use crate::harness::{
+    ON_REQUEST, Place, apply, as_root, as_root_and_user, copy_environment, stderr,
+};
 
 /// Common beginning of the jobs: `hold(SOMETHING)` keeps it until the test writes `let go`.
 const PRELUDE: &str = r#"
@@ -103,6 +105,25 @@ hold(lambda: os.close(device))
         script,
         &["(python3) has a tun or tap device open", "close it"],
     );
+}
+
+#[apply(as_root_and_user)]
+fn a_posix_message_queue_is_named() {
+    let place = Place::new();
+    let script = r#"
+import ctypes, os, time
+queue = ctypes.CDLL(None).mq_open(b"/queue", os.O_RDWR | os.O_CREAT, 0o600, None); assert queue > 0
+print("holds", flush=True)
+while not os.path.exists("end"): time.sleep(0.005)
+"#;
+    let mut run = place.start_python(&ON_REQUEST, script);
+    place.wait_for("out", "holds\n");
+    let message = stderr(&place.verb(&["snapshot"]));
+    for word in ["a POSIX message queue (mq_open)", "close message queues"] {
+        assert!(message.contains(word), "{message}");
+    }
+    fs::write(place.file("end"), "").expect("a gate");
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
 }
 
 #[apply(as_root)]
