@@ -430,8 +430,10 @@ impl Watcher {
         }
         let is_only = |path: &Path| {
             let there = path.symlink_metadata();
-            let is_same = |there: Metadata| FileId::of(&there) == FileId::of(&found.about);
-            found.about.nlink() == 1 && there.is_ok_and(is_same)
+            let has_one_name = |about: &Metadata| about.nlink() == 1;
+            let is_same = |there: &Metadata| FileId::of(there) == FileId::of(&found.about);
+            has_one_name(&found.about)
+                && there.is_ok_and(|there| has_one_name(&there) && is_same(&there))
         };
         if !self.is_newer(&found) && !path.is_some_and(is_only) {
             let id = FileId::of(&found.about);

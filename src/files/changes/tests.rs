@@ -183,11 +183,7 @@ fn a_link_in_the_place_of_a_folder_leads_to_no_further_files() {
 fn only_pipes_that_the_job_made_are_kept() {
     let place = tempfile::tempdir().unwrap();
     let path = |name: &str| place.path().join(name);
-    let changes = [
-        ("jobs", JobChange::Created),
-        ("theirs", JobChange::Changed),
-        ("theirs", JobChange::Changed),
-    ];
+    let changes = [("jobs", JobChange::Created), ("theirs", JobChange::Changed)];
     for name in ["jobs", "theirs"] {
         nix::unistd::mkfifo(&path(name), nix::sys::stat::Mode::S_IRWXU).unwrap();
     }
