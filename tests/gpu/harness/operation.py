@@ -186,7 +186,9 @@ def hangs(trial, always=False):
     mark.touch()
     reference = trial.reference()
     settings = supervised.Settings(memory=trial.tools.memory, keep=KEEP, hang=sign)
-    run = trial.supervise(f"{trial.job.interval}s" if always else "never", settings=settings)
+    # A restore would remove this file otherwise, and the job would hang again.
+    kept = {"CKPT_RUN_FILES_EXCLUDE": mark.name}
+    run = trial.supervise(f"{trial.job.interval}s" if always else "never", kept, settings=settings)
     trial.computes(run, LINES)
     if not always:
         trial.demand(run, "snapshot")

@@ -32,7 +32,6 @@ def main():
         for _ in range(PRODUCTS):
             state = torch.tanh(factor @ state * 2)
         if step == options.at and not os.path.exists(options.once):
-            # Created after any image and closed at once, so that no restore removes it.
             with open(options.once, "w", encoding="ascii"):
                 pass
             if options.device == "cuda":
