@@ -12,23 +12,25 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
+use nix::libc;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{Id, WaitPidFlag, waitid, waitpid};
 use nix::unistd::Pid;
 
 use super::callers_signals::CallersSignals;
-use super::io_uring::IoUring;
+use super::message_queues;
 use super::mounts::{self, KnownMounts, MountChanges};
 use super::network::{self, Connection, NetworkError};
 use super::protocol::{Credentials, Ended, Event, Request, ToolCommand, receive, send};
+use super::seccomp::IoUring;
 use super::spawn::{SpawnError, privilege_missing, spawn};
 use super::user_namespace::is_in_user_namespace;
 use super::{Isolation, Network};
 use crate::network_socket::NetworkSocket;
 use crate::sync::locked;
 
-/// Time limit for pid 1 to create a socket. It never waits for anything else.
-const SOCKET_LIMIT: Duration = Duration::from_secs(10);
+/// Time limit for pid 1 to open something. It never waits for anything else.
+const OPENING_LIMIT: Duration = Duration::from_secs(10);
 
 /// Reasons why a request to the sandbox failed.
 #[derive(Debug, thiserror::Error)]
@@ -77,8 +79,8 @@ pub struct Sandbox {
     /// True if pid 1 was reaped. Its number may belong to another process then.
     reaped: Arc<Mutex<bool>>,
     tool_events: Mutex<Receiver<Event>>,
-    /// The requested sockets, or the system's error numbers.
-    sockets: Mutex<Receiver<io::Result<OwnedFd>>>,
+    /// What was requested to be opened, or the system's error numbers.
+    opened: Mutex<Receiver<io::Result<OwnedFd>>>,
     /// True if pid 1 has more to do after the job's end: for a watcher, or for the network's last data.
     has_last_work: AtomicBool,
 }
@@ -144,16 +146,16 @@ impl Sandbox {
             None => None,
         };
         let (to_tool, tool_events) = channel();
-        let (to_socket, sockets) = channel();
+        let (to_opener, opened) = channel();
         let listener = control.try_clone().map_err(SandboxError::Talk)?;
         let reaped = Arc::new(Mutex::new(false));
         let reaping = Arc::clone(&reaped);
         thread::Builder::new()
             .name("sandbox".to_owned())
             .spawn(move || {
-                listen(&listener, (&to_tool, &to_socket), &on_event);
+                listen(&listener, (&to_tool, &to_opener), &on_event);
                 // Who waits for a tool may trace a process of the job, and pid 1 cannot exit before that is released.
-                drop((to_tool, to_socket));
+                drop((to_tool, to_opener));
                 reap(pid, &reaping);
                 if let Some(ended) = network {
                     network::await_end(&ended);
@@ -169,7 +171,7 @@ impl Sandbox {
             sending: Mutex::new(()),
             reaped,
             tool_events: Mutex::new(tool_events),
-            sockets: Mutex::new(sockets),
+            opened: Mutex::new(opened),
             has_last_work: AtomicBool::new(isolation.has_network()),
         }))
     }
@@ -265,11 +267,36 @@ impl Sandbox {
         if !self.isolation.has_network() {
             return kind.open();
         }
-        let sockets = locked(&self.sockets);
-        while sockets.try_recv().is_ok() {} // a late reply
-        self.say(&Request::Socket(kind), &[])
-            .map_err(io::Error::other)?;
-        let reply = sockets.recv_timeout(SOCKET_LIMIT);
+        self.open(&Request::Socket(kind))
+    }
+
+    /// Returns the names of the job's POSIX message queues, open and closed; none if the job uses the machine's.
+    ///
+    /// # Errors
+    /// The kernel refuses, or pid 1 cannot be reached.
+    pub fn message_queues(&self) -> io::Result<Vec<OsString>> {
+        if !self.isolation.has_namespaces() {
+            return Ok(Vec::new());
+        }
+        match self.open(&Request::MessageQueues) {
+            // The kernel has no message queues, or the job has exited.
+            Err(error)
+                if matches!(
+                    error.raw_os_error(),
+                    Some(libc::ENODEV | libc::ENOENT | libc::ESRCH)
+                ) =>
+            {
+                Ok(Vec::new())
+            }
+            folder => message_queues::names(folder?),
+        }
+    }
+
+    fn open(&self, request: &Request) -> io::Result<OwnedFd> {
+        let opened = locked(&self.opened);
+        while opened.try_recv().is_ok() {} // a late reply
+        self.say(request, &[]).map_err(io::Error::other)?;
+        let reply = opened.recv_timeout(OPENING_LIMIT);
         reply.map_err(|error| match error {
             RecvTimeoutError::Timeout => io::Error::from(io::ErrorKind::TimedOut),
             RecvTimeoutError::Disconnected => io::ErrorKind::NotConnected.into(),
@@ -378,7 +405,7 @@ impl ToolRun<'_> {
                 | Event::Started(_)
                 | Event::NotStarted(_)
                 | Event::JobEnded(_)
-                | Event::Socket(_),
+                | Event::Opened(_),
             )
             | Err(RecvTimeoutError::Disconnected) => Err(SandboxError::Gone),
             Err(RecvTimeoutError::Timeout) => Err(SandboxError::Slow(limit)),
@@ -404,21 +431,21 @@ fn reap(pid: Pid, reaped: &Mutex<bool>) {
 
 fn listen(
     control: &UnixStream,
-    (to_tool, to_socket): (&Sender<Event>, &Sender<io::Result<OwnedFd>>),
+    (to_tool, to_opener): (&Sender<Event>, &Sender<io::Result<OwnedFd>>),
     on_event: &impl Fn(Option<Event>),
 ) {
     while let Ok(Some((event, descriptors))) = receive::<Event>(control) {
         match event {
             Event::ToolEnded(_) => drop(to_tool.send(event)),
-            Event::Socket(errno) => {
-                let socket = match errno {
+            Event::Opened(errno) => {
+                let opened = match errno {
                     Some(errno) => Err(io::Error::from_raw_os_error(errno)),
                     None => descriptors
                         .into_iter()
                         .next()
                         .ok_or(io::ErrorKind::InvalidData.into()),
                 };
-                drop(to_socket.send(socket));
+                drop(to_opener.send(opened));
             }
             Event::Failed { .. } => {
                 // Pid 1 handles one request at a time, so the event is for the current waiter.

@@ -22,11 +22,11 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{Pid, setsid};
 
-use super::io_uring::IoUring;
 use super::protocol::{Ended, Event, JobPids, Request, ToolCommand, receive, send};
+use super::seccomp::IoUring;
 use super::spawn::{CONTROL_DESCRIPTOR, raise_to_hard_limit};
 use super::user_namespace::{map_user, network_of, user_of};
-use super::{descendants, mounts, own_network, root};
+use super::{descendants, message_queues, mounts, own_network, root};
 use crate::network_socket::NetworkSocket;
 
 /// Runs pid 1 until the supervisor is gone. `mode` is `namespaces`, `user UID GID`, `network UID GID SETTINGS` or `none`.
@@ -215,6 +215,7 @@ impl Init {
                 Ok(None)
             }
             Request::Socket(kind) => return self.open_socket(kind),
+            Request::MessageQueues => return self.open_message_queues(),
             Request::KillTools => {
                 for tool in self.tools.keys() {
                     // The tool is not reaped yet, so the number belongs to no other process.
@@ -266,11 +267,18 @@ impl Init {
 
     fn open_socket(&self, kind: NetworkSocket) -> io::Result<()> {
         match kind.open() {
-            Ok(socket) => send(&self.control, &Event::Socket(None), &[socket.as_raw_fd()]),
+            Ok(socket) => send(&self.control, &Event::Opened(None), &[socket.as_raw_fd()]),
             Err(error) => {
                 let errno = error.raw_os_error().unwrap_or(libc::EIO);
-                send(&self.control, &Event::Socket(Some(errno)), &[])
+                send(&self.control, &Event::Opened(Some(errno)), &[])
             }
+        }
+    }
+
+    fn open_message_queues(&self) -> io::Result<()> {
+        match self.job {
+            Some(job) => message_queues::send_folder(&self.control, job.root),
+            None => send(&self.control, &Event::Opened(Some(libc::ESRCH)), &[]),
         }
     }
 

@@ -18,26 +18,23 @@
 //! ([`Isolation::User`]). If the kernel refuses namespaces, pid 1 is a plain child ([`Isolation::None`]) and adopts orphans
 //! as a subreaper. When its control socket is closed, it kills all descendants and exits.
 
-mod bpf_filter;
 mod callers_signals;
 mod clocks;
 mod descendants;
-mod filters;
 mod forbidden;
 #[cfg(any(fuzzing, test))]
 pub(crate) mod fuzz_sandbox;
 mod host;
 mod init;
-mod io_uring;
 mod job_user;
+mod message_queues;
 mod mounts;
 mod network;
 mod network_keeper;
 mod own_network;
 mod protocol;
 mod root;
-
-mod small_pipes;
+mod seccomp;
 mod spawn;
 mod user_namespace;
 
@@ -46,12 +43,12 @@ pub use clocks::Clocks;
 pub use forbidden::Forbidden;
 pub use host::{Sandbox, SandboxError, ToolRun};
 pub use init::main as init_main;
-pub use io_uring::IoUring;
 pub use job_user::{JobUser, UserError};
 pub use mounts::MountChanges;
 pub use network::{NetworkError, find_pasta};
 pub use network_keeper::{KEEPER_ARGUMENT, main as network_keeper_main};
 pub use protocol::{Credentials, Ended, Event, JobPids, ToolCommand};
+pub use seccomp::IoUring;
 pub use spawn::{SpawnError, privilege_missing, raise_descriptor_limit, with_job_descriptor_limit};
 pub use user_namespace::{enter_user_namespace, is_in_user_namespace};
 

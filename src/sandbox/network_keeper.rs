@@ -16,7 +16,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::own_network::{NAME_SERVER, needs_name_server};
 use super::root::{close_from, ignore_signals};
-use super::small_pipes;
+use super::seccomp::small_pipes;
 use crate::clock;
 
 /// First argument that makes the binary keep a sandbox's network connected.

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::callers_signals::CallersSignals;
 use super::clocks::Clocks;
-use super::io_uring::IoUring;
+use super::seccomp::IoUring;
 use crate::checked;
 use crate::fd_passing;
 use crate::network_socket::NetworkSocket;
@@ -53,6 +53,8 @@ pub(super) enum Request {
     KillTools,
     /// Create a socket in the sandbox's network namespace.
     Socket(NetworkSocket),
+    /// Open the folder with the names of the job's POSIX message queues.
+    MessageQueues,
 }
 
 /// A program to run inside the sandbox.
@@ -115,8 +117,8 @@ pub enum Event {
     Started(JobPids),
     /// A tool has exited.
     ToolEnded(Ended),
-    /// The requested socket, as the descriptor of the message, or the system's error number.
-    Socket(Option<i32>),
+    /// The requested socket or folder, as the descriptor of the message, or the system's error number.
+    Opened(Option<i32>),
     /// The job's root process has exited.
     JobEnded(Ended),
 }

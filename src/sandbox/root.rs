@@ -32,8 +32,8 @@ use rustix::process::ioctl_tiocsctty;
 use rustix::termios::isatty;
 
 use super::callers_signals::CallersSignals;
-use super::io_uring::IoUring;
 use super::protocol::{Credentials, JobPids};
+use super::seccomp::IoUring;
 use super::user_namespace::drop_rights;
 
 /// Exit code if the job's program does not exist (as in a shell).

@@ -328,6 +328,7 @@ pub(super) fn refuse_obstacles(
     when: When,
 ) -> Result<(), SnapshotError> {
     refuse_mounts(job, open)?;
+    refuse_message_queues(job)?;
     match job::find_obstacle(job.sandbox.pid(), processes, open, when)? {
         Some(obstacle) => Err(obstacle.into()),
         None => Ok(()),
@@ -349,6 +350,15 @@ fn refuse_mounts(job: &Job, open: &[Descriptors]) -> Result<(), SnapshotError> {
     }
     match job::find_unmounted(open, &changes.unmounted) {
         Some(obstacle) => Err(obstacle.into()),
+        None => Ok(()),
+    }
+}
+
+/// Refuses a job with a POSIX message queue, even if no process has it open: a restored job would not find it.
+fn refuse_message_queues(job: &Job) -> Result<(), SnapshotError> {
+    let queues = job.sandbox.message_queues();
+    match queues.map_err(SnapshotError::MessageQueues)?.pop() {
+        Some(queue) => Err(SnapshotError::MessageQueue(queue.into())),
         None => Ok(()),
     }
 }

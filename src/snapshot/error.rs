@@ -28,6 +28,16 @@ pub enum SnapshotError {
         .0.display()
     )]
     Mount(PathBuf),
+    /// The job has a POSIX message queue of this name.
+    #[error(
+        "the job has made the POSIX message queue /{} (mq_open), which CRIU cannot save; remove it (mq_unlink) before \
+         snapshots, or use System V message queues (msgget)",
+        .0.display()
+    )]
+    MessageQueue(PathBuf),
+    /// The job's POSIX message queues cannot be listed.
+    #[error("cannot look for POSIX message queues of the job")]
+    MessageQueues(#[source] io::Error),
     /// The job has state that cannot be restored, or that a snapshot would harm.
     #[error(transparent)]
     Obstacle(#[from] job::Obstacle),
@@ -133,6 +143,7 @@ impl SnapshotError {
             Self::Gpu(error) => error.kind(),
             Self::Files(job::FilesError::Semaphore { .. } | job::FilesError::Elsewhere(_))
             | Self::Mount(_)
+            | Self::MessageQueue(_)
             | Self::Obstacle(_) => FailureKind::Unsupported,
             Self::Criu { .. } | Self::Slow(_) | Self::Stream(_) => FailureKind::Criu,
             Self::Vetoed => FailureKind::Vetoed,
@@ -144,6 +155,7 @@ impl SnapshotError {
             | Self::Timers(_)
             | Self::Prepare(_)
             | Self::Sandbox(_)
+            | Self::MessageQueues(_)
             | Self::Panicked => FailureKind::System,
         }
     }

@@ -209,7 +209,7 @@ impl Effects {
                 sandbox::Event::Failed { .. }
                 | sandbox::Event::Ready
                 | sandbox::Event::ToolEnded(_)
-                | sandbox::Event::Socket(_),
+                | sandbox::Event::Opened(_),
             ) => None,
             // The sandbox ends the job of a lease that has expired, without a report.
             None if self.has_lost_lease() => {

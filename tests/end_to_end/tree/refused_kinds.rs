@@ -108,11 +108,32 @@ hold(lambda: os.close(device))
 }
 
 #[apply(as_root_and_user)]
-fn a_posix_message_queue_is_named() {
+fn a_posix_message_queue_that_is_closed_is_refused() {
+    let script = r#"
+import ctypes
+c = ctypes.CDLL(None)
+queue = c.mq_open(b"/queue", os.O_RDWR | os.O_CREAT, 0o600, None); assert queue > 0
+assert c.mq_send(queue, b"kept", 4, 0) == 0
+os.close(queue)
+hold(lambda: c.mq_unlink(b"/queue"))
+"#;
+    refused_until_it_lets_go(
+        script,
+        &[
+            "made the POSIX message queue /queue",
+            "remove it (mq_unlink)",
+        ],
+    );
+}
+
+#[apply(as_root_and_user)]
+fn a_posix_message_queue_that_is_open_and_removed_is_named() {
     let place = Place::new();
     let script = r#"
 import ctypes, os, time
-queue = ctypes.CDLL(None).mq_open(b"/queue", os.O_RDWR | os.O_CREAT, 0o600, None); assert queue > 0
+c = ctypes.CDLL(None)
+queue = c.mq_open(b"/queue", os.O_RDWR | os.O_CREAT, 0o600, None); assert queue > 0
+assert c.mq_unlink(b"/queue") == 0
 print("holds", flush=True)
 while not os.path.exists("end"): time.sleep(0.005)
 "#;

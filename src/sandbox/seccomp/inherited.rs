@@ -6,7 +6,7 @@
 
 use std::fs;
 
-use super::Sandbox;
+use crate::sandbox::Sandbox;
 
 impl Sandbox {
     /// Returns the number of filters that the sandbox has installed for the job, whose first process is `root`. `None` if

@@ -3,7 +3,7 @@
 //!
 //! A seccomp filter makes `io_uring_setup` fail as on a kernel without it; `io_uring_enter` and `io_uring_register`
 //! need its result. CRIU dumps and restores filters, or leaves this one out and the restored job inherits it from CRIU
-//! (`filters`).
+//! (`inherited`).
 //!
 //! The kernel (5.11) determines the system calls that such a filter always allows, and does not run it for them. The
 //! filter is installed with `CAP_SYS_ADMIN`. "No new privileges" would be sufficient too, but would break `sudo` in the
@@ -36,7 +36,7 @@ impl IoUring {
     ///
     /// # Errors
     /// The kernel has no seccomp, or the privilege is missing.
-    pub(super) fn apply(self) -> io::Result<()> {
+    pub(in crate::sandbox) fn apply(self) -> io::Result<()> {
         match self {
             Self::Allow => Ok(()),
             Self::Hide => install(&FILTER),

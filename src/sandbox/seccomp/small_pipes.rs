@@ -40,7 +40,7 @@ const FILTER: [sock_filter; 10] = [
 
 /// Makes the program and its descendants unable to enlarge a pipe beyond [`PIPE_BYTES_MAX`], or to gain privileges by
 /// executing a program. Where the kernel has no seccomp, pipes are not limited.
-pub(super) fn limit(command: &mut Command) {
+pub(in crate::sandbox) fn limit(command: &mut Command) {
     let filter = || {
         prctl::set_no_new_privs()?;
         let _ = install(&FILTER);
