@@ -4,9 +4,8 @@ use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, Write};
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::{
-    DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, chown, fchown, lchown,
+    DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown, lchown,
     symlink,
 };
 use std::path::{Path, PathBuf};
@@ -23,7 +22,7 @@ use super::lost::RollbackError;
 use super::record_line::{JobChange, Line, append};
 use super::rollback::Rollback;
 use crate::known_errors::is_disk_full;
-use crate::safe_path::Spot;
+use crate::safe_path::{Spot, give, is_just_made, is_of_kind};
 use crate::sparse_writer::SparseWriter;
 
 /// Name of the folder for files that the job created since the snapshot, in the folder of the restore.
@@ -405,19 +404,15 @@ fn put_back_special(spot: &Spot, file: &KeptFile, kind: SFlag, is_there: bool) -
     }
     let opened = spot.open(File::options().read(true), nix::libc::O_PATH)?;
     let now = opened.metadata()?;
-    let is_kind = SFlag::from_bits_truncate(now.mode()) & SFlag::S_IFMT == kind;
     let is_right = if is_there {
-        now.uid() == file.owner.0 && !spot.is_lent(&now)?
+        is_of_kind(&now, kind) && now.uid() == file.owner.0 && !spot.is_lent(&now)?
     } else {
-        now.uid() == nix::unistd::geteuid().as_raw() && now.nlink() == 1
+        is_just_made(&now, kind)
     };
-    if !is_kind || !is_right {
+    if !is_right {
         return Err(is_of_others());
     }
-    // The change uses the descriptor, because the path may lead to another file by now.
-    let at = PathBuf::from(format!("/proc/self/fd/{}", opened.as_raw_fd()));
-    chown(&at, Some(file.owner.0), Some(file.owner.1))?;
-    fs::set_permissions(&at, Permissions::from_mode(file.mode))?;
+    give(&opened, file.owner, file.mode)?;
     attributes::set(&spot.path(), &file.attributes)?;
     set_time(&spot.path(), file)
 }

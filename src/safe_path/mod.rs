@@ -9,8 +9,10 @@
 //!
 //! [`Way`] determines which users can change a path's target.
 
+mod given;
 mod spot;
 mod way;
 
+pub(crate) use given::{give, is_just_made, is_of_kind};
 pub(crate) use spot::Spot;
 pub(crate) use way::Way;

@@ -3,20 +3,20 @@
 //! Existing nodes are left alone. Nothing is created through a link: recorded paths contain no links, so an existing
 //! link was created after the snapshot and may lead elsewhere.
 
-use std::fs::{self, File, Metadata, Permissions};
+use std::fs::{File, Metadata};
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, open, openat};
 use nix::libc::PATH_MAX;
-use nix::sys::stat::{Mode, SFlag, fstat, mkdirat};
-use nix::unistd::{geteuid, mkfifoat};
+use nix::sys::stat::{Mode, SFlag, mkdirat};
+use nix::unistd::mkfifoat;
 
 use super::{NODES_MAX, Node, NodeKind};
-use crate::safe_path::{Spot, Way};
+use crate::safe_path::{Spot, Way, give, is_just_made};
 
 /// Mode bits of a folder, such as `/tmp`, in which every user may create files but not remove those of others.
 const SHARED: u32 = 0o1002;
@@ -105,7 +105,7 @@ pub(in crate::job) fn remake(nodes: &[Node]) -> Result<(), NodesError> {
         }
         let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         let made = openat(&folder, name, flags, Mode::empty()).map_err(failed)?;
-        set_owner_and_mode(node, &made).map_err(|source| NodesError::System {
+        hand_over(node, &made.into()).map_err(|source| NodesError::System {
             path: node.path.clone(),
             source,
         })?;
@@ -114,22 +114,15 @@ pub(in crate::job) fn remake(nodes: &[Node]) -> Result<(), NodesError> {
     Ok(())
 }
 
-fn set_owner_and_mode(node: &Node, made: &OwnedFd) -> io::Result<()> {
-    let about = fstat(made)?;
-    let kind = SFlag::from_bits_truncate(about.st_mode) & SFlag::S_IFMT;
-    let wanted = match node.kind {
+fn hand_over(node: &Node, made: &File) -> io::Result<()> {
+    let kind = match node.kind {
         NodeKind::Folder => SFlag::S_IFDIR,
         NodeKind::Fifo => SFlag::S_IFIFO,
     };
-    // Another user may have put another node there since.
-    let is_linked = node.kind == NodeKind::Fifo && about.st_nlink > 1;
-    if kind != wanted || is_linked || about.st_uid != geteuid().as_raw() {
+    if !is_just_made(&made.metadata()?, kind) {
         return Err(io::ErrorKind::AlreadyExists.into());
     }
-    // The change uses the descriptor, because the path may lead to another file by now.
-    let link = format!("/proc/self/fd/{}", made.as_raw_fd());
-    chown(&link, Some(node.owner.0), Some(node.owner.1))?;
-    fs::set_permissions(&link, Permissions::from_mode(node.mode))
+    give(made, node.owner, node.mode)
 }
 
 /// Returns true if [`super::needed`] can have recorded this node.
