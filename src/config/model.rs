@@ -340,6 +340,9 @@ pub struct Files {
     /// Files that are never saved or put back.
     #[serde(deserialize_with = "patterns")]
     pub exclude: Vec<String>,
+    /// Files that other programs write as well: a restore leaves them as they are.
+    #[serde(deserialize_with = "patterns")]
+    pub shared: Vec<String>,
     /// Reaction to a file that cannot be put back.
     pub on_lost: OnLost,
 }

@@ -9,6 +9,7 @@
 mod capture;
 mod command;
 mod criu_version;
+mod file_sizes;
 pub(crate) mod find;
 #[cfg(any(fuzzing, test))]
 pub(crate) mod fuzz_criu;
@@ -26,6 +27,7 @@ pub use command::{
     restore_arguments,
 };
 pub use criu_version::Version;
+pub use file_sizes::{OPEN_FILES, without_sizes};
 pub use find::{CheckError, Criu, FindError, Search};
 pub use image_pipe::{ImagePipe, Sending, plugin_reads_directly};
 pub use log::{Reason, reason_in, reports_passing, reports_shortage};

@@ -1,10 +1,11 @@
 //! Files that a rollback cannot make equal to the snapshot, and the errors of a rollback.
 
 use std::fmt::{self, Write as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::file_set::Unkept;
 use super::folder_scan::TooMany;
+use super::rollback::Rollback;
 
 /// Treatment of a file that cannot be restored (`files.on_lost`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +42,8 @@ pub enum Why {
     Unknown,
     /// The file belonged to another user at the snapshot.
     Owner,
+    /// A file of `files.shared` has changed, and the job had locked it.
+    Locked,
 }
 
 impl fmt::Display for Why {
@@ -55,7 +58,9 @@ impl fmt::Display for Why {
             Self::NotYetJobs => f.write_str(
                 "the job first changed it after the snapshot; files.include keeps such files from the start",
             ),
-            Self::OthersToo => f.write_str("changed since by the job and by another program"),
+            Self::OthersToo => f.write_str(
+                "changed since by the job and by another program; files.shared leaves such files as they are",
+            ),
             Self::Replaced => {
                 f.write_str("replaced or removed by another program, and the job has it open")
             }
@@ -63,7 +68,29 @@ impl fmt::Display for Why {
                 "changed since by an unknown program; list it in files.include if the job writes it",
             ),
             Self::Owner => f.write_str("belongs to another user now"),
+            Self::Locked => {
+                f.write_str("changed since, and the job had it locked at the snapshot")
+            }
         }
+    }
+}
+
+impl Rollback {
+    pub(super) fn lose(&mut self, path: &Path, why: Why) {
+        let path = path.to_owned();
+        self.lost.push(Lost { path, why });
+    }
+
+    /// Returns true if the file stays as it is.
+    #[must_use]
+    pub fn leaves(&self, path: &Path) -> bool {
+        self.left().any(|left| left == path)
+    }
+
+    /// Returns the files that stay as they are.
+    pub fn left(&self) -> impl Iterator<Item = &Path> {
+        let lost = self.lost.iter().map(|lost| &*lost.path);
+        lost.chain(self.shared.iter().map(PathBuf::as_path))
     }
 }
 

@@ -12,6 +12,7 @@ mod attributes;
 mod changes;
 mod describe;
 mod fanotify;
+mod file_comparison;
 mod file_set;
 mod folder_scan;
 mod held;

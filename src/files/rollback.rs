@@ -10,12 +10,11 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use super::describe::FileId;
+use super::file_comparison::{Comparison, Place};
 use super::file_set::{Content, KeptFile, KeptFiles, Kind, Writer, born_ns, changed_ns};
 use super::folder_scan::{Scan, folders_of, is_special};
-use super::held::Held;
 use super::job_links::JobLinks;
 use super::lost::{Lost, OnLost, RollbackError, Why};
-use super::patterns::Patterns;
 use super::record::{Since, Touch};
 
 /// Steps that make the job's files equal to a set.
@@ -35,81 +34,11 @@ pub struct Rollback {
     pub(super) siblings: HashMap<FileId, PathBuf>,
     /// Files that stay different from the snapshot.
     pub lost: Vec<Lost>,
+    /// Files that stay as they are although they have changed: those of `files.shared`, and logs that only another program
+    /// has continued.
+    pub shared: HashSet<PathBuf>,
     /// Files of the set that the settings exclude now, so that they are neither compared nor put back.
     pub left_out: HashSet<PathBuf>,
-}
-
-/// Input of a plan besides the set and the record.
-#[derive(Clone, Copy, Debug)]
-pub struct Place<'a> {
-    /// The job's working folder.
-    pub folder: &'a Path,
-    /// Paths that belong to ckpt-run: the store, and the files that receive its output.
-    pub ours: &'a [PathBuf],
-    /// Files that the image's processes have open or mapped.
-    pub open: &'a BTreeSet<&'a Path>,
-    /// Files held in the store.
-    pub held: &'a Held,
-    /// `files.include`.
-    pub included: &'a Patterns,
-    /// `files.exclude`.
-    pub excluded: &'a Patterns,
-    /// Treatment of a file that cannot be restored.
-    pub on_lost: OnLost,
-    /// True if the image came from another machine and the job has not run here since: no file here is newer by the
-    /// job's doing.
-    pub is_elsewhere: bool,
-}
-
-/// A comparison in progress.
-#[derive(Clone, Copy)]
-struct Comparison<'a> {
-    set: &'a KeptFiles,
-    since: Since<'a>,
-    place: Place<'a>,
-    links: &'a JobLinks<'a>,
-    /// Files that the job has changed since by any of their names.
-    written_files: &'a HashSet<FileId>,
-    /// Reason why changes may be missing.
-    gap: Option<&'a str>,
-}
-
-impl Comparison<'_> {
-    /// Describes the file that is at a path now.
-    fn now(&self, path: &Path) -> Option<KeptFile> {
-        let is_elsewhere = self.links.lead(path);
-        (!is_elsewhere).then(|| KeptFile::of(path)).flatten()
-    }
-
-    /// Returns true if changes in this folder may be missing in the record.
-    fn is_unsure(&self, folder: &Path) -> bool {
-        self.is_unwatched(folder) || self.since.has_cuts()
-    }
-
-    /// Returns true if the last change of this path may be missing in the record. `changed_ns` is its time; `None` if
-    /// the path does not exist.
-    fn may_miss(&self, path: &Path, changed_ns: Option<i64>) -> bool {
-        self.is_unwatched(path)
-            || changed_ns.map_or_else(|| self.since.has_cuts(), |at| self.since.may_miss(at))
-    }
-
-    fn is_unwatched(&self, path: &Path) -> bool {
-        self.gap.is_some() || self.since.unwatched_mount(path).is_some()
-    }
-
-    /// Returns true if the job has changed a file of the set since, according to the record, or may have done so
-    /// without a record.
-    fn is_by_job(&self, path: &Path, then: &KeptFile, now: Option<&KeptFile>) -> bool {
-        let by_unrecorded = || match then.writer {
-            // The path in the record may differ if a folder is mounted twice.
-            Writer::Open => !self.since.by_others(path),
-            Writer::Included => true,
-            Writer::Job | Writer::Unknown => self.place.included.matches(path),
-        };
-        // A file that an earlier restore has created has another inode than in the set.
-        let by_another_name = || now.is_some_and(|now| self.written_files.contains(&now.id()));
-        self.since.by_job(path) || then.is_mapped || by_another_name() || by_unrecorded()
-    }
 }
 
 impl Rollback {
@@ -164,7 +93,7 @@ impl Rollback {
         }
         let new = touched
             .into_iter()
-            .filter(|(path, _)| !set.files.contains_key(*path) && !place.excluded.matches(path))
+            .filter(|(path, _)| !set.files.contains_key(*path) && !place.leaves_out(path))
             .filter(|(path, _)| !links.lead(path));
         for (path, touch) in new {
             let found = path.symlink_metadata().ok();
@@ -202,11 +131,6 @@ impl Rollback {
         })
     }
 
-    fn lose(&mut self, path: &Path, why: Why) {
-        let path = path.to_owned();
-        self.lost.push(Lost { path, why });
-    }
-
     /// Determines the steps for a file of the set.
     fn compare(&mut self, path: &Path, then: &KeptFile, comparison: Comparison<'_>) {
         let now = comparison.now(path);
@@ -223,8 +147,30 @@ impl Rollback {
             }
             return;
         }
+        if let Some(now) = &now
+            && comparison.place.shared.matches(path)
+        {
+            // Under a lock, a program trusts what it has read before.
+            if comparison.was_locked(path) && !comparison.has_no_change(path, then, now) {
+                return self.lose(path, Why::Locked);
+            }
+            self.shared.insert(path.to_owned());
+            return;
+        }
         if then.is_appended() {
-            self.appended.push((path.to_owned(), then.clone()));
+            let is_longer = |now: &&KeptFile| then.is_same_file(now) && now.size() > then.size();
+            let by_others = !comparison.place.is_elsewhere && comparison.since.by_others(path);
+            match now.as_ref().filter(is_longer).filter(|_| by_others) {
+                None => self.appended.push((path.to_owned(), then.clone())),
+                Some(now)
+                    if comparison.is_by_job(path, then, Some(now))
+                        || comparison.may_miss(path, Some(now.changed_ns)) =>
+                {
+                    self.lose(path, Why::OthersToo);
+                }
+                // An uninterrupted job would find what the other program has appended.
+                Some(_) => drop(self.shared.insert(path.to_owned())),
+            }
             return;
         }
         if comparison.place.is_elsewhere {
@@ -244,7 +190,7 @@ impl Rollback {
                 _ if !may_be_job => {
                     // CRIU opens named pipes and binds sockets by their names.
                     let is_same = now.is_some_and(|now| then.is_same_file(&now));
-                    if !is_same && !then.is_special() && comparison.place.open.contains(path) {
+                    if !is_same && !then.is_special() && comparison.place.open.contains_key(path) {
                         self.lose(path, Why::Replaced);
                     }
                 }
@@ -372,7 +318,7 @@ impl Rollback {
             let is_known = set.files.contains_key(path)
                 || since.by_job(path)
                 || since.by_others(path)
-                || place.excluded.matches(path);
+                || place.leaves_out(path);
             if is_new && !is_known {
                 found.push((path.to_owned(), metadata.is_dir()));
             }

@@ -17,6 +17,7 @@ use scene::{IMAGE, Scene};
 
 mod scene;
 mod several_names;
+mod shared_files;
 
 fn special(scene: &Scene, name: &str, kind: SFlag) {
     mknod(&scene.path(name), kind, Mode::S_IRWXU, 0).unwrap();

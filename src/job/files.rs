@@ -78,6 +78,9 @@ pub struct OpenFile {
     /// True if such a mapped file, program or library was changed after the freeze, before its sample was taken.
     #[serde(default)]
     pub changed: bool,
+    /// True if the job had locked the file or a part of it.
+    #[serde(default)]
+    pub is_locked: bool,
     /// Hard links needed during a restore.
     #[serde(
         default,
@@ -201,7 +204,7 @@ impl Found {
             let Some(metadata) = descriptor.metadata().filter(|it| it.is_file()) else {
                 continue;
             };
-            let usage = Usage::of_descriptor(flags(descriptor)?);
+            let usage = Usage::of_descriptor(flags(descriptor)?, is_locked(descriptor));
             if is_deleted(path) {
                 self.note_linked(path, metadata, usage);
             } else {
@@ -291,6 +294,7 @@ impl Found {
                 content: None,
                 sample: None,
                 changed: false,
+                is_locked: false,
                 links: Vec::new(),
                 rewrites: false,
                 is_mapped: false,
@@ -298,6 +302,7 @@ impl Found {
         file.access = file.access.max(access);
         file.in_memory |= is_in_memory;
         file.rewrites |= usage.rewrites;
+        file.is_locked |= usage.is_locked;
         file.is_mapped |= usage.is_mapped;
     }
 
@@ -372,10 +377,11 @@ struct Usage {
     pub rewrites: bool,
     /// True for a writable mapping.
     pub is_mapped: bool,
+    pub is_locked: bool,
 }
 
 impl Usage {
-    pub fn of_descriptor(flags: OFlag) -> Self {
+    pub fn of_descriptor(flags: OFlag, is_locked: bool) -> Self {
         let access = match flags & OFlag::O_ACCMODE {
             OFlag::O_RDWR => Access::Update,
             OFlag::O_WRONLY => Access::Write,
@@ -385,6 +391,7 @@ impl Usage {
             access,
             rewrites: access > Access::Read && !flags.contains(OFlag::O_APPEND),
             is_mapped: false,
+            is_locked,
         }
     }
 
@@ -400,6 +407,7 @@ impl Usage {
             access,
             rewrites,
             is_mapped: rewrites,
+            is_locked: false,
         }
     }
 
@@ -409,6 +417,12 @@ impl Usage {
             && known.rewrites >= self.rewrites
             && known.is_mapped >= self.is_mapped
     }
+}
+
+/// Returns true if the process has locked the file, or a part of it. A lease is no lock.
+fn is_locked(descriptor: &Descriptor) -> bool {
+    let mut lines = descriptor.info().lines();
+    lines.any(|line| line.starts_with("lock:") && !line.contains(" LEASE "))
 }
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
 //! Copy of the working folder: content with its holes, links, modes, owners, attributes and times.
 
 use std::collections::HashMap;
-use std::fs::{self, File, Metadata, OpenOptions};
+use std::fs::{self, DirBuilder, File, Metadata, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
@@ -93,7 +93,8 @@ struct Copier<'a> {
 
 impl Copier<'_> {
     fn folder(&mut self, from: &Path, to: &Path, about: &Metadata) -> io::Result<()> {
-        fs::create_dir(to)?;
+        // Other users must not enter a copy before it has the mode of the original.
+        DirBuilder::new().mode(0o700).create(to)?;
         for path in entries(from, self.is_excluded)? {
             let target = to.join(path.file_name().unwrap_or_default());
             self.entry(&path, &target)?;

@@ -1,5 +1,6 @@
 //! The run of `criu restore` for an image.
 
+use std::collections::HashSet;
 use std::ffi::OsString;
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -15,9 +16,9 @@ use super::landing::Landing;
 use crate::clock;
 use crate::config;
 use crate::criu::{
-    ImagePipe, ImageSource, Inherited, MEMORY_FILES, RestoreOptions, Serve, Tcp,
+    ImagePipe, ImageSource, Inherited, MEMORY_FILES, OPEN_FILES, RestoreOptions, Serve, Tcp,
     asks_when_restored, plugin_calls, plugin_interposes, plugin_reads_directly, plugin_restores,
-    reports_shortage, restore_arguments,
+    reports_shortage, restore_arguments, without_sizes,
 };
 use crate::job::{self, ThreadAttributes};
 use crate::run::format::{logged, why};
@@ -26,6 +27,9 @@ use crate::run::run_context::RunContext;
 use crate::sandbox::{Clocks, Ended, Sandbox, SandboxError, ToolCommand, ToolRun};
 use crate::store::{ImageReader, ReadError};
 use crate::sync::{OnPanic, locked};
+
+/// Limit on CRIU's list of open files, room for a million.
+const OPEN_FILES_BYTES_MAX: u64 = 1 << 30;
 
 /// Number of the first descriptor that CRIU inherits. It is above the descriptors that CRIU is started with, and below
 /// CRIU's service descriptors.
@@ -40,8 +44,11 @@ pub(super) fn run_criu(
     sandbox: &Sandbox,
     image: &ImageReader,
     facts: &ImageFacts,
+    left: &HashSet<PathBuf>,
     ends: &[(Inherited, OwnedFd)],
 ) -> Result<(), RestoreError> {
+    let open_files = open_files(image, left)?;
+    let open_files = open_files.as_deref();
     let sockets = context.sockets().map_err(RestoreError::Prepare)?;
     let log = context.log("restore", image.manifest().id);
     let serve = Serve::bind(sockets.path()).map_err(RestoreError::Prepare)?;
@@ -51,7 +58,9 @@ pub(super) fn run_criu(
         .zip(FIRST_DESCRIPTOR..)
         .collect();
     let mut descriptors: Vec<RawFd> = ends.iter().map(|(_, end)| end.as_raw_fd()).collect();
-    let files = facts.huge_pages.then(|| ImageFiles::unpack(image));
+    let files = facts
+        .huge_pages
+        .then(|| ImageFiles::unpack(image, open_files));
     let files = files.transpose()?;
     let folder = files.as_ref().zip((FIRST_DESCRIPTOR..).nth(ends.len()));
     let folder = folder.map(|(files, number)| {
@@ -110,7 +119,7 @@ pub(super) fn run_criu(
         let exists = |name: &str| image.contains(&format!("criu/{name}"));
         let failure = &failure;
         let send = |name: &str, pipe: Result<&ImagePipe<'_>, io::Error>| {
-            send(image, name, pipe, failure);
+            send(image, (name, open_files), pipe, failure);
         };
         let serving = scope.spawn(move || {
             if let Err(error) = serve.run(stopped, exists, send, || drop(lock)) {
@@ -237,13 +246,34 @@ pub(super) fn tcp(context: &RunContext, facts: &ImageFacts) -> Tcp {
     }
 }
 
-/// Sends an image file to CRIU. A failure is recorded before CRIU can notice it and continue.
+/// Returns CRIU's list of open files without the sizes of those that may differ; `None` if all sizes are right.
+fn open_files(
+    image: &ImageReader,
+    left: &HashSet<PathBuf>,
+) -> Result<Option<Vec<u8>>, RestoreError> {
+    if left.is_empty() {
+        return Ok(None);
+    }
+    let list = image.read_to_vec(&format!("criu/{OPEN_FILES}"), OPEN_FILES_BYTES_MAX)?;
+    Ok(without_sizes(&list, |path| left.contains(path)))
+}
+
+/// Sends an image file to CRIU: `open_files` in place of the image's list of open files, if there is one. A failure is
+/// recorded before CRIU can notice it and continue.
 fn send(
     image: &ImageReader,
-    name: &str,
+    (name, open_files): (&str, Option<&[u8]>),
     pipe: Result<&ImagePipe<'_>, io::Error>,
     failure: &Failure,
 ) {
+    if let Some(list) = open_files.filter(|_| name == OPEN_FILES) {
+        let len = list.len() as u64;
+        let sent = pipe.and_then(|pipe| pipe.send(len, |sending| sending.put(list.to_vec()))?);
+        return match sent {
+            Ok(()) => {}
+            Err(error) => failure.record(Cause::Memory, shortage(&error)),
+        };
+    }
     let stream = format!("criu/{name}");
     let len = image.len_of(&stream).unwrap_or_default();
     let sent = pipe.and_then(|pipe| {

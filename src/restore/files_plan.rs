@@ -122,7 +122,10 @@ impl Kept {
         }
         let id = image.manifest().id;
         let has_come = has_come(context, id);
-        let open = open.iter().map(|file| file.path.as_path()).collect();
+        let open = open.iter();
+        let open = open
+            .map(|file| (file.path.as_path(), file.is_locked))
+            .collect();
         let rollback = context.files.plan(id.number(), &set, &open, has_come)?;
         Ok(Some(Self {
             id,
@@ -132,11 +135,12 @@ impl Kept {
         }))
     }
 
-    /// Returns true if this plan restores an open file.
+    /// Returns true if this plan restores an open file, or leaves it as it is.
     pub fn has(&self, file: &OpenFile) -> bool {
         let found = self.set.files.get(&file.path);
-        found.is_some_and(|file| !file.is_appended())
-            && !self.rollback.left_out.contains(&file.path)
+        let is_restored = found.is_some_and(|file| !file.is_appended())
+            && !self.rollback.left_out.contains(&file.path);
+        is_restored || self.rollback.leaves(&file.path)
     }
 
     /// Returns the set, with the present files if it came from another machine.

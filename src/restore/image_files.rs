@@ -5,6 +5,7 @@
 //! page of the files that it has restored, so that the memory is not needed twice.
 
 use std::fs::File;
+use std::io::Write;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use rustix::fs::{Mode, OFlags, openat};
@@ -15,6 +16,7 @@ use rustix::mount::{
 };
 
 use super::error::RestoreError;
+use crate::criu::OPEN_FILES;
 use crate::run::format::size;
 use crate::run::machine;
 use crate::store::ImageReader;
@@ -28,8 +30,8 @@ const UNLIMITED: &str = "0";
 pub(super) struct ImageFiles(OwnedFd);
 
 impl ImageFiles {
-    /// Copies CRIU's files from an image. Each byte is verified.
-    pub fn unpack(image: &ImageReader) -> Result<Self, RestoreError> {
+    /// Copies CRIU's files from an image, or `open_files` as the list of open files. Each byte is verified.
+    pub fn unpack(image: &ImageReader, open_files: Option<&[u8]>) -> Result<Self, RestoreError> {
         let streams = &image.manifest().streams;
         let files = || streams.iter().filter(|one| one.name.starts_with(FOLDER));
         let needed: u64 = files().map(|one| one.raw_len).sum();
@@ -49,7 +51,12 @@ impl ImageFiles {
             let name = &stream.name[FOLDER.len()..];
             let file =
                 create(&folder, name).map_err(|errno| RestoreError::Prepare(errno.into()))?;
-            image.copy_to(&stream.name, &mut &file)?;
+            match open_files {
+                Some(list) if name == OPEN_FILES => {
+                    (&file).write_all(list).map_err(RestoreError::Prepare)?;
+                }
+                _ => drop(image.copy_to(&stream.name, &mut &file)?),
+            }
         }
         Ok(Self(folder))
     }

@@ -9,8 +9,9 @@
 //! All checks that are possible in advance run before the first file is changed. A restore that fails later kills all
 //! processes that it started. The caller records the reason, and sets a damaged image aside.
 
+use std::collections::HashSet;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -215,6 +216,8 @@ fn report(done: Done, cut: &[CutAway], aside: &Path) {
 /// Files and streams of the job after their rollback.
 struct Rewound {
     cut: Vec<CutAway>,
+    /// Files that stay as they are, although they differ from the snapshot.
+    left: HashSet<PathBuf>,
     ends: Ends,
     input_lost: bool,
 }
@@ -256,11 +259,14 @@ impl Restore<'_> {
         })?;
         // From here on, changes of files are the job's.
         context.watch(self.sandbox);
+        let left = kept.iter().flat_map(|kept| kept.rollback.left());
+        let left = left.map(Path::to_owned).collect();
         if let Some(kept) = kept {
             context.files.now_at(id.number(), kept.into_set());
         }
         Ok(Rewound {
             cut,
+            left,
             ends,
             input_lost,
         })
@@ -336,6 +342,7 @@ impl Restore<'_> {
                 self.sandbox,
                 self.image,
                 self.facts,
+                &rewound.left,
                 &rewound.ends,
             )
         });

@@ -99,6 +99,7 @@ impl RunContext {
         let choice = Choice {
             include: &config.files.include,
             exclude: &config.files.exclude,
+            shared: &config.files.shared,
             on_lost: match config.files.on_lost {
                 config::OnLost::Refuse => OnLost::Refuse,
                 config::OnLost::Warn => OnLost::Warn,

@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
@@ -15,6 +15,8 @@ pub(crate) const LOGS: &str = "logs";
 const WORK_PARENT: &str = "/tmp";
 /// Prefix of their names.
 const WORK_PREFIX: &str = "ckpt-run.";
+/// Their mode: other users see neither sockets nor logs in them.
+const MODE: u32 = 0o700;
 /// Link in a store to its supervisor's work folder.
 const WORK_LINK: &str = "work";
 
@@ -41,6 +43,7 @@ impl WorkFolder {
         }
         let folder = tempfile::Builder::new()
             .prefix(WORK_PREFIX)
+            .permissions(fs::Permissions::from_mode(MODE))
             .tempdir_in(WORK_PARENT)?;
         symlink(folder.path(), &link)?;
         Ok(Self { folder, link })
@@ -52,7 +55,7 @@ impl WorkFolder {
 
     /// Recreates the folder if it was cleaned up; in [`WORK_PARENT`] old files are removed from time to time.
     pub fn make_again(&self) -> io::Result<()> {
-        match DirBuilder::new().mode(0o700).create(self.path()) {
+        match DirBuilder::new().mode(MODE).create(self.path()) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
             // Every user may create folders there, and CRIU loads the plugin by a link in this one.
             Err(_) if !is_work_folder(self.path()) => {
@@ -125,6 +128,7 @@ mod tests {
         let store = tempfile::tempdir().unwrap();
         let killed = WorkFolder::new(store.path()).unwrap();
         let left = killed.path().to_owned();
+        assert_eq!(left.metadata().unwrap().mode() & 0o777, MODE);
         fs::create_dir(left.join("plugins")).unwrap();
         std::mem::forget(killed);
         let next = WorkFolder::new(store.path()).unwrap();

@@ -296,6 +296,13 @@ impl<'a> Dump<'a> {
         if self.context().files.is_news(&kept) {
             tracing::warn!("{}", kept.warning());
         }
+        for path in self.context().files.newly_contested(&set) {
+            tracing::warn!(
+                "another program writes {}, too: a restore is refused if both have changed it since the snapshot, unless \
+                 it is listed in files.shared, which leaves it as it is then",
+                path.display()
+            );
+        }
         let open = facts.files.iter().enumerate();
         let kept_open = open.filter(|(_, file)| set.files.contains_key(&file.path));
         facts.kept_open = kept_open.map(|(position, _)| position).collect();

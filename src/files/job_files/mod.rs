@@ -1,5 +1,7 @@
 //! The job's files over all snapshots and restores of a run: the record, the watcher, and the newest set.
 
+mod warnings;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -8,7 +10,8 @@ use std::sync::{Arc, Mutex};
 
 use super::changes::{Changed, Earlier, Look, OpenUses, SoFar, changed_since, gap_since, time_of};
 use super::fanotify::can_watch;
-use super::file_set::{Kept, KeptFile, KeptFiles, TICK_NS, Writer};
+use super::file_comparison::Place;
+use super::file_set::{KeptFile, KeptFiles, TICK_NS, Writer};
 use super::folder_scan::{Scan, folders_of};
 use super::held::Held;
 use super::lost::{OnLost, RollbackError};
@@ -16,7 +19,7 @@ use super::marker::{self, Mark, Marker, MarkerError, Request};
 use super::patterns::Patterns;
 use super::record::{Evidence, Record};
 use super::record_line::{Line, append};
-use super::rollback::{Place, Rollback};
+use super::rollback::Rollback;
 use crate::clock;
 use crate::sync::locked;
 
@@ -31,6 +34,7 @@ pub struct JobFiles {
     folder: PathBuf,
     included: Patterns,
     excluded: Patterns,
+    shared: Patterns,
     on_lost: OnLost,
     held: Held,
     evidence: Evidence,
@@ -48,6 +52,8 @@ struct State {
     begun_ns: i64,
     /// Subject of the last warning: files that are not kept, and the reason why changes are unknown.
     warned: Option<(Vec<PathBuf>, Option<String>)>,
+    /// Files that were reported as written by other programs, too.
+    contested: BTreeSet<PathBuf>,
 }
 
 /// The settings that concern the job's files.
@@ -57,6 +63,8 @@ pub struct Choice<'a> {
     pub include: &'a [String],
     /// `files.exclude`.
     pub exclude: &'a [String],
+    /// `files.shared`.
+    pub shared: &'a [String],
     /// `files.on_lost`.
     pub on_lost: OnLost,
     /// Name of the settings file in the working folder: the user may edit it between two runs, and no job writes it.
@@ -101,11 +109,13 @@ impl JobFiles {
             newest: None,
             begun_ns: clock::unix_ns(),
             warned: None,
+            contested: BTreeSet::new(),
         };
         Ok(Self {
             folder: folder.to_owned(),
             included: patterns(choice.include)?,
             excluded: patterns(choice.exclude)?,
+            shared: patterns(choice.shared)?,
             on_lost: choice.on_lost,
             held: Held::of(store),
             evidence: Evidence::of(store),
@@ -326,16 +336,6 @@ impl JobFiles {
         }
     }
 
-    /// Returns true if the files of an image give a reason for a warning that the previous image did not have.
-    pub fn is_news(&self, kept: &Kept) -> bool {
-        let names = kept.named.iter().map(|(path, ..)| path.clone()).collect();
-        let warned = Some((names, kept.gap.clone()));
-        let mut state = locked(&self.state);
-        let is_news = (!kept.named.is_empty() || kept.gap.is_some()) && state.warned != warned;
-        state.warned = warned;
-        is_news
-    }
-
     /// Returns the store's folder of held files.
     #[must_use]
     pub fn held(&self) -> &Held {
@@ -397,7 +397,7 @@ impl JobFiles {
         &self,
         id: u64,
         set: &KeptFiles,
-        open: &BTreeSet<&Path>,
+        open: &BTreeMap<&Path, bool>,
         has_come: bool,
     ) -> Result<Rollback, RollbackError> {
         let mut state = locked(&self.state);
@@ -420,6 +420,7 @@ impl JobFiles {
             held: &self.held,
             included: &self.included,
             excluded: &self.excluded,
+            shared: &self.shared,
             on_lost: self.on_lost,
             is_elsewhere: has_come && !state.record.has(id),
         };

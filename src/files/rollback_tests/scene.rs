@@ -1,6 +1,6 @@
 //! The scene of these tests.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Write};
 use std::os::unix::fs::MetadataExt;
@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use tempfile::TempDir;
 
+use super::super::file_comparison::Place;
 use super::super::file_set::{Content, KeptFile, KeptFiles, Kind};
 use super::super::held::Held;
 use super::super::lost::{Lost, OnLost, RollbackError};
@@ -15,7 +16,7 @@ use super::super::patterns::Patterns;
 use super::super::put_back::{Done, Sources};
 use super::super::record::Record;
 use super::super::record_line::{JobChange, Line, append};
-use super::super::rollback::{Place, Rollback};
+use super::super::rollback::Rollback;
 
 /// Number of the image in these tests.
 pub const IMAGE: u64 = 1;
@@ -25,6 +26,8 @@ pub struct Scene {
     pub folder: TempDir,
     contents: BTreeMap<String, Vec<u8>>,
     pub set: KeptFiles,
+    /// `files.shared`.
+    pub shared: Patterns,
 }
 
 impl Scene {
@@ -37,6 +40,7 @@ impl Scene {
             folder,
             contents: BTreeMap::new(),
             set: KeptFiles::default(),
+            shared: Patterns::default(),
         };
         for (name, text) in files {
             let path = scene.path(name);
@@ -108,14 +112,15 @@ impl Scene {
         on_lost: OnLost,
     ) -> Result<Rollback, RollbackError> {
         let record = Record::open(&self.record()).unwrap();
-        let open = self.path("open");
+        let (open, locked) = (self.path("open"), self.path("locked"));
         let place = Place {
             folder: &self.path(""),
             ours: &[],
-            open: &BTreeSet::from([open.as_path()]),
+            open: &BTreeMap::from([(open.as_path(), false), (locked.as_path(), true)]),
             held: &Held::of(&self.folder.path().join("store")),
             included: &Patterns::default(),
             excluded,
+            shared: &self.shared,
             on_lost,
             is_elsewhere: false,
         };

@@ -61,6 +61,7 @@ fn nodes_are_recorded_with_the_folders_above_them() {
         content: Some("files/0".to_owned()),
         sample: None,
         changed: false,
+        is_locked: false,
         links: Vec::new(),
         rewrites: false,
         is_mapped: false,

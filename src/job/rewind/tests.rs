@@ -18,6 +18,7 @@ fn recorded(path: &Path, access: Access, content: Option<&str>) -> OpenFile {
         content: content.map(str::to_owned),
         sample: None,
         changed: false,
+        is_locked: false,
         links: Vec::new(),
         rewrites: false,
         is_mapped: false,

@@ -13,3 +13,4 @@ mod job_output;
 mod kills;
 mod random_kills;
 mod requests;
+mod shared_files;

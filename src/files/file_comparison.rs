@@ -1,0 +1,107 @@
+//! Comparison of the job's files with the set of an image: its input, and who has changed a file since.
+
+use std::collections::{BTreeMap, HashSet};
+use std::path::{Path, PathBuf};
+
+use super::describe::FileId;
+use super::file_set::{KeptFile, KeptFiles, Writer};
+use super::held::Held;
+use super::job_links::JobLinks;
+use super::lost::OnLost;
+use super::patterns::Patterns;
+use super::record::Since;
+
+/// Input of a plan besides the set and the record.
+#[derive(Clone, Copy, Debug)]
+pub struct Place<'a> {
+    /// The job's working folder.
+    pub folder: &'a Path,
+    /// Paths that belong to ckpt-run: the store, and the files that receive its output.
+    pub ours: &'a [PathBuf],
+    /// Files that the image's processes have open or mapped, with true if they had locked them.
+    pub open: &'a BTreeMap<&'a Path, bool>,
+    /// Files held in the store.
+    pub held: &'a Held,
+    /// `files.include`.
+    pub included: &'a Patterns,
+    /// `files.exclude`.
+    pub excluded: &'a Patterns,
+    /// `files.shared`.
+    pub shared: &'a Patterns,
+    /// Treatment of a file that cannot be restored.
+    pub on_lost: OnLost,
+    /// True if the image came from another machine and the job has not run here since: no file here is newer by the
+    /// job's doing.
+    pub is_elsewhere: bool,
+}
+
+impl Place<'_> {
+    /// Returns true if a file that the image lacks stays there.
+    pub(super) fn leaves_out(&self, path: &Path) -> bool {
+        self.excluded.matches(path) || self.shared.matches(path)
+    }
+}
+
+/// A comparison in progress.
+#[derive(Clone, Copy)]
+pub(super) struct Comparison<'a> {
+    pub set: &'a KeptFiles,
+    pub since: Since<'a>,
+    pub place: Place<'a>,
+    pub links: &'a JobLinks<'a>,
+    /// Files that the job has changed since by any of their names.
+    pub written_files: &'a HashSet<FileId>,
+    /// Reason why changes may be missing.
+    pub gap: Option<&'a str>,
+}
+
+impl Comparison<'_> {
+    /// Describes the file that is at a path now.
+    pub fn now(&self, path: &Path) -> Option<KeptFile> {
+        let is_elsewhere = self.links.lead(path);
+        (!is_elsewhere).then(|| KeptFile::of(path)).flatten()
+    }
+
+    /// Returns true if changes in this folder may be missing in the record.
+    pub fn is_unsure(&self, folder: &Path) -> bool {
+        self.is_unwatched(folder) || self.since.has_cuts()
+    }
+
+    /// Returns true if the last change of this path may be missing in the record. `changed_ns` is its time; `None` if
+    /// the path does not exist.
+    pub fn may_miss(&self, path: &Path, changed_ns: Option<i64>) -> bool {
+        self.is_unwatched(path)
+            || changed_ns.map_or_else(|| self.since.has_cuts(), |at| self.since.may_miss(at))
+    }
+
+    /// Returns true if the job had locked the file at the snapshot.
+    pub fn was_locked(&self, path: &Path) -> bool {
+        self.place.open.get(path).is_some_and(|locked| *locked)
+    }
+
+    /// Returns true if the file is as it was, and the record would have any change of it.
+    pub fn has_no_change(&self, path: &Path, then: &KeptFile, now: &KeptFile) -> bool {
+        then.looks_unchanged(now)
+            && !self.may_miss(path, Some(now.changed_ns))
+            && !self.since.by_job(path)
+            && !self.since.by_others(path)
+    }
+
+    pub fn is_unwatched(&self, path: &Path) -> bool {
+        self.gap.is_some() || self.since.unwatched_mount(path).is_some()
+    }
+
+    /// Returns true if the job has changed a file of the set since, according to the record, or may have done so
+    /// without a record.
+    pub fn is_by_job(&self, path: &Path, then: &KeptFile, now: Option<&KeptFile>) -> bool {
+        let by_unrecorded = || match then.writer {
+            // The path in the record may differ if a folder is mounted twice.
+            Writer::Open => !self.since.by_others(path),
+            Writer::Included => true,
+            Writer::Job | Writer::Unknown => self.place.included.matches(path),
+        };
+        // A file that an earlier restore has created has another inode than in the set.
+        let by_another_name = || now.is_some_and(|now| self.written_files.contains(&now.id()));
+        self.since.by_job(path) || then.is_mapped || by_another_name() || by_unrecorded()
+    }
+}
