@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use super::describe::FileId;
-use super::file_set::{KeptFile, KeptFiles, Writer};
+use super::file_set::{KeptFile, KeptFiles, Kind, Writer};
 use super::held::Held;
 use super::job_links::JobLinks;
 use super::lost::OnLost;
@@ -30,6 +30,8 @@ pub struct Place<'a> {
     pub shared: &'a Patterns,
     /// Treatment of a file that cannot be restored.
     pub on_lost: OnLost,
+    /// Time from which the job has not run, if a watcher saw its end, in nanoseconds since 1970.
+    pub ended_ns: Option<i64>,
     /// True if the image came from another machine and the job has not run here since: no file here is newer by the
     /// job's doing.
     pub is_elsewhere: bool,
@@ -82,9 +84,35 @@ impl Comparison<'_> {
     /// Returns true if the file is as it was, and the record would have any change of it.
     pub fn has_no_change(&self, path: &Path, then: &KeptFile, now: &KeptFile) -> bool {
         then.looks_unchanged(now)
+            && !then.is_mapped
             && !self.may_miss(path, Some(now.changed_ns))
             && !self.since.by_job(path)
             && !self.since.by_others(path)
+    }
+
+    /// Returns true if the job has another file open at this path, or the path no longer leads to a file.
+    pub fn is_replaced(&self, path: &Path, then: &KeptFile, now: &KeptFile) -> bool {
+        let is_same = self.place.is_elsewhere || then.is_same_file(now);
+        !matches!(now.kind, Kind::File { .. }) || self.place.open.contains_key(path) && !is_same
+    }
+
+    /// Returns true if another program has made a log longer, also after the job's end.
+    pub fn is_continued_by_others(&self, path: &Path, then: &KeptFile, now: &KeptFile) -> bool {
+        let after_end = || {
+            let end = self.place.ended_ns.filter(|_| !self.is_unwatched(path));
+            end.is_some_and(|end| now.modified_ns > end)
+        };
+        !self.place.is_elsewhere
+            && then.is_same_file(now)
+            && now.size() > then.size()
+            && (self.since.by_others(path) || after_end())
+    }
+
+    /// Returns true if the job may have written to a log since.
+    pub fn is_continued_by_job(&self, path: &Path, now: &KeptFile) -> bool {
+        self.since.by_job(path)
+            || self.written_files.contains(&now.id())
+            || self.may_miss(path, Some(now.changed_ns))
     }
 
     pub fn is_unwatched(&self, path: &Path) -> bool {

@@ -1,9 +1,11 @@
 //! Files that a rollback cannot make equal to the snapshot, and the errors of a rollback.
 
+use std::collections::HashSet;
 use std::fmt::{self, Write as _};
 use std::path::{Path, PathBuf};
 
-use super::file_set::Unkept;
+use super::describe::FileId;
+use super::file_set::{KeptFile, KeptFiles, Unkept};
 use super::folder_scan::TooMany;
 use super::rollback::Rollback;
 
@@ -81,13 +83,27 @@ impl Rollback {
         self.lost.push(Lost { path, why });
     }
 
+    /// Leaves the other names of files that stay as they are.
+    pub(super) fn leave_other_names(&mut self, set: &KeptFiles) {
+        let left = self.shared.iter().filter_map(|path| set.files.get(path));
+        let left: HashSet<FileId> = left.map(KeptFile::id).collect();
+        let is_left = |(path, file): &(PathBuf, KeptFile)| {
+            left.contains(&file.id())
+                && KeptFile::of(path).is_some_and(|now| file.is_same_file(&now))
+        };
+        let put_back = std::mem::take(&mut self.put_back).into_iter();
+        let (stay, put_back): (Vec<_>, Vec<_>) = put_back.partition(is_left);
+        self.put_back = put_back;
+        self.shared.extend(stay.into_iter().map(|(path, _)| path));
+    }
+
     /// Returns true if the file stays as it is.
     #[must_use]
     pub fn leaves(&self, path: &Path) -> bool {
         self.left().any(|left| left == path)
     }
 
-    /// Returns the files that stay as they are.
+    /// Returns the files that stay as they are, although the image has others.
     pub fn left(&self) -> impl Iterator<Item = &Path> {
         let lost = self.lost.iter().map(|lost| &*lost.path);
         lost.chain(self.shared.iter().map(PathBuf::as_path))

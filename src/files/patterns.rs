@@ -1,4 +1,4 @@
-//! Path patterns of the settings `files.include` and `files.exclude`.
+//! Path patterns of the settings `files.include`, `files.exclude` and `files.shared`.
 
 use std::path::{Path, PathBuf};
 

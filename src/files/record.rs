@@ -62,7 +62,7 @@ pub struct Record {
     boot: String,
     /// Mount points; the value is true if the file system is watched.
     mounts: BTreeMap<PathBuf, bool>,
-    watching: bool,
+    pub(super) watching: bool,
 }
 
 impl Record {

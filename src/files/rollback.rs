@@ -34,8 +34,8 @@ pub struct Rollback {
     pub(super) siblings: HashMap<FileId, PathBuf>,
     /// Files that stay different from the snapshot.
     pub lost: Vec<Lost>,
-    /// Files that stay as they are although they have changed: those of `files.shared`, and logs that only another program
-    /// has continued.
+    /// Files that stay as they are although they have changed: those of `files.shared`, and logs to which only another
+    /// program has written.
     pub shared: HashSet<PathBuf>,
     /// Files of the set that the settings exclude now, so that they are neither compared nor put back.
     pub left_out: HashSet<PathBuf>,
@@ -116,6 +116,7 @@ impl Rollback {
         if !place.is_elsewhere {
             plan.add_unrecorded(comparison)?;
         }
+        plan.leave_other_names(set);
         plan.find_renamed(comparison);
         plan.find_siblings(comparison);
         plan.add_parents(set);
@@ -150,6 +151,9 @@ impl Rollback {
         if let Some(now) = &now
             && comparison.place.shared.matches(path)
         {
+            if comparison.is_replaced(path, then, now) {
+                return self.lose(path, Why::Replaced);
+            }
             // Under a lock, a program trusts what it has read before.
             if comparison.was_locked(path) && !comparison.has_no_change(path, then, now) {
                 return self.lose(path, Why::Locked);
@@ -158,17 +162,17 @@ impl Rollback {
             return;
         }
         if then.is_appended() {
-            let is_longer = |now: &&KeptFile| then.is_same_file(now) && now.size() > then.size();
-            let by_others = !comparison.place.is_elsewhere && comparison.since.by_others(path);
-            match now.as_ref().filter(is_longer).filter(|_| by_others) {
+            match now
+                .as_ref()
+                .filter(|now| comparison.is_continued_by_others(path, then, now))
+            {
+                // Nothing to cut.
+                None if now.as_ref().is_some_and(|now| then.looks_unchanged(now)) => {}
                 None => self.appended.push((path.to_owned(), then.clone())),
-                Some(now)
-                    if comparison.is_by_job(path, then, Some(now))
-                        || comparison.may_miss(path, Some(now.changed_ns)) =>
-                {
+                Some(now) if comparison.is_continued_by_job(path, now) => {
                     self.lose(path, Why::OthersToo);
                 }
-                // An uninterrupted job would find what the other program has appended.
+                // An uninterrupted job would find what the other program has written.
                 Some(_) => drop(self.shared.insert(path.to_owned())),
             }
             return;
@@ -250,7 +254,8 @@ impl Rollback {
             Kind::Folder | Kind::Link { .. } | Kind::Pipe | Kind::Socket => false,
         };
         let files = comparison.set.files.iter();
-        let wanted = files.filter(|(_, file)| is_elsewhere(file));
+        let wanted =
+            files.filter(|(path, file)| is_elsewhere(file) && !self.shared.contains(*path));
         let is_moved = |path: &Path, file: &KeptFile| {
             let now = comparison.now(path);
             !now.is_some_and(|now| file.is_same_file(&now))

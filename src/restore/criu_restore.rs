@@ -255,7 +255,9 @@ fn open_files(
         return Ok(None);
     }
     let list = image.read_to_vec(&format!("criu/{OPEN_FILES}"), OPEN_FILES_BYTES_MAX)?;
-    Ok(without_sizes(&list, |path| left.contains(path)))
+    let edited = without_sizes(&list, |path| left.contains(path));
+    let edited = edited.ok_or_else(|| io::Error::from(ErrorKind::InvalidData));
+    Ok(Some(edited.map_err(RestoreError::Prepare)?))
 }
 
 /// Sends an image file to CRIU: `open_files` in place of the image's list of open files, if there is one. A failure is

@@ -194,6 +194,10 @@ const LEFTOVERS_LIMIT: Duration = Duration::from_secs(130);
 /// Time between two looks at them.
 const LEFTOVERS_POLL: Duration = Duration::from_millis(200);
 
+/// Limit on the wait for the end of a sandbox in which a restore has failed, and the time between two looks.
+const END_LIMIT: Duration = Duration::from_secs(10);
+const END_POLL: Duration = Duration::from_millis(5);
+
 /// Limit on the cut files that are named, a line each, after a restore.
 pub(crate) const CUT_NAMED_MAX: usize = 5;
 
@@ -255,7 +259,7 @@ impl Restore<'_> {
             .map_err(RestoreError::from)
             .and_then(|()| self.reconnect(&aside));
         let (ends, input_lost) = reconnected.inspect_err(|_| {
-            job::undo(&cut);
+            self.undo(&cut);
         })?;
         // From here on, changes of files are the job's.
         context.watch(self.sandbox);
@@ -328,6 +332,22 @@ impl Restore<'_> {
         ))
     }
 
+    /// Writes truncated data back. It must not look like a change by another program.
+    fn undo(&self, cut: &[CutAway]) -> bool {
+        let is_whole = job::undo(cut);
+        self.context.files.note_own_changes();
+        is_whole
+    }
+
+    /// Ends the sandbox, with the watcher, which takes changes by this process for those of another program.
+    fn await_end(&self) {
+        self.sandbox.kill();
+        let begun = clock::now();
+        while !self.sandbox.is_gone() && clock::now() - begun < END_LIMIT {
+            thread::sleep(END_POLL);
+        }
+    }
+
     /// Creates the job's processes by CRIU. If that fails, the files are put back.
     fn create_processes(&self, rewound: &Rewound) -> Result<(), RestoreError> {
         self.context.ongoing.step(Step::Restore);
@@ -350,7 +370,8 @@ impl Restore<'_> {
         drop(lock);
         // No process of the job has run yet, unless CRIU was killed at its very end.
         created.map_err(|error| {
-            if job::undo(&rewound.cut) {
+            self.await_end();
+            if self.undo(&rewound.cut) {
                 error
             } else {
                 error.late()

@@ -1,5 +1,5 @@
-//! Owner and mode of a name that this process creates for a user and that has no descriptor of its own: folders, named
-//! pipes, names of sockets. Between its creation and this, another user may have put something else there.
+//! Owner and mode of what this process creates for a user without getting a descriptor: folders, named pipes, names of
+//! sockets. Between its creation and this, another user may have put something else there.
 
 use std::fs::{self, File, Metadata, Permissions};
 use std::io;

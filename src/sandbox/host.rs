@@ -29,7 +29,7 @@ use super::{Isolation, Network};
 use crate::network_socket::NetworkSocket;
 use crate::sync::locked;
 
-/// Time limit for pid 1 to open something. It never waits for anything else.
+/// Time limit for pid 1 to open something.
 const OPENING_LIMIT: Duration = Duration::from_secs(10);
 
 /// Reasons why a request to the sandbox failed.

@@ -7,15 +7,13 @@
 use std::collections::HashMap;
 use std::fs;
 use std::io::{self, PipeWriter, Write as _};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, ExitCode, Stdio};
+use std::process::{ExitCode, Stdio};
 
 use nix::errno::Errno;
 use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sched::{CloneFlags, unshare};
 use nix::sys::prctl;
 use nix::sys::signal::{SigSet, Signal, kill};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
@@ -23,8 +21,8 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{Pid, setsid};
 
 use super::protocol::{Ended, Event, JobPids, Request, ToolCommand, receive, send};
-use super::seccomp::IoUring;
-use super::spawn::{CONTROL_DESCRIPTOR, raise_to_hard_limit};
+use super::spawn::CONTROL_DESCRIPTOR;
+use super::tool_start::start_tool;
 use super::user_namespace::{map_user, network_of, user_of};
 use super::{descendants, message_queues, mounts, own_network, root};
 use crate::network_socket::NetworkSocket;
@@ -68,6 +66,8 @@ struct Init {
     tools: HashMap<Pid, Option<JobPids>>,
     /// The watcher, which exits after the job.
     watcher: Option<Watcher>,
+    /// The process that opens the folder of message queues.
+    opener: Option<Pid>,
     /// End of a restored job whose restore has not been reported yet.
     early_end: Option<Ended>,
 }
@@ -127,6 +127,7 @@ impl Init {
                     job: None,
                     tools: HashMap::new(),
                     watcher: None,
+                    opener: None,
                     early_end: None,
                 })
             }
@@ -275,11 +276,14 @@ impl Init {
         }
     }
 
-    fn open_message_queues(&self) -> io::Result<()> {
-        match self.job {
-            Some(job) => message_queues::send_folder(&self.control, job.root),
-            None => send(&self.control, &Event::Opened(Some(libc::ESRCH)), &[]),
+    fn open_message_queues(&mut self) -> io::Result<()> {
+        let started = self.job.ok_or(Errno::ESRCH);
+        let started = started.and_then(|job| message_queues::start_opener(&self.control, job.root));
+        match started {
+            Ok(opener) => self.opener = Some(opener),
+            Err(errno) => send(&self.control, &Event::Opened(Some(errno as i32)), &[])?,
         }
+        Ok(())
     }
 
     fn watch(
@@ -367,6 +371,10 @@ impl Init {
             if let Some(ended) = self.early_end.take() {
                 self.job_ended(ended)?;
             }
+        } else if self.opener.take_if(|opener| *opener == pid).is_some() {
+            if let Some(errno) = message_queues::failed_with(ended) {
+                send(&self.control, &Event::Opened(Some(errno)), &[])?;
+            }
         } else if self.job.is_some_and(|job| job.root == pid.as_raw()) {
             // During a restore, the end of the job must be reported after the result of the restore.
             if self.tools.values().any(Option::is_some) {
@@ -415,24 +423,6 @@ impl Init {
     }
 }
 
-fn start_tool(tool: &ToolCommand, stdin: Stdio, descriptors: &[OwnedFd]) -> io::Result<Child> {
-    let (program, arguments) = tool.argv.split_first().ok_or(Errno::EINVAL)?;
-    let mut command = Command::new(program);
-    command
-        .args(arguments)
-        .env_clear()
-        .envs(tool.environment.iter().cloned());
-    command
-        .stdin(stdin)
-        .stdout(Stdio::null())
-        .stderr(Stdio::null());
-    let first = tool.first_descriptor;
-    let inherited: Vec<RawFd> = descriptors.iter().map(AsRawFd::as_raw_fd).collect();
-    place_descriptors(&mut command, first, inherited);
-    prepare(&mut command, tool.own_ipc, tool.io_uring);
-    command.spawn()
-}
-
 /// The watcher of the job's files.
 struct Watcher {
     pid: Pid,
@@ -462,37 +452,4 @@ fn in_namespace(stdin: OwnedFd) -> io::Result<OwnedFd> {
     } else {
         Ok(fs::File::open("/dev/null")?.into())
     }
-}
-
-#[allow(
-    unsafe_code,
-    reason = "descriptors are put in place between fork and exec"
-)]
-fn place_descriptors(command: &mut Command, first: RawFd, inherited: Vec<RawFd>) {
-    let place = move || {
-        raise_to_hard_limit();
-        // Pid 1 has only a few low descriptors, so no target number overwrites a source.
-        for (source, target) in inherited.iter().zip(first..) {
-            // SAFETY: duplicates a descriptor of this process to a number that nothing here uses.
-            Errno::result(unsafe { libc::dup2(*source, target) })?;
-        }
-        Ok(())
-    };
-    // SAFETY: the closure makes only system calls.
-    unsafe { command.pre_exec(place) };
-}
-
-#[allow(
-    unsafe_code,
-    reason = "namespace and filter are made between fork and exec"
-)]
-fn prepare(command: &mut Command, own_ipc: bool, io_uring: IoUring) {
-    let prepare = move || {
-        if own_ipc {
-            unshare(CloneFlags::CLONE_NEWIPC)?;
-        }
-        io_uring.apply()
-    };
-    // SAFETY: the closure makes only system calls.
-    unsafe { command.pre_exec(prepare) };
 }

@@ -13,27 +13,17 @@ use std::os::unix::net::UnixStream;
 use nix::errno::Errno;
 use nix::libc;
 use nix::sched::{CloneFlags, setns};
-use nix::sys::wait::{WaitStatus, waitpid};
-use nix::unistd::{ForkResult, fork};
+use nix::unistd::{ForkResult, Pid, fork};
 use rustix::fs::{Dir, Mode, OFlags, openat};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
 
-use super::protocol::{Event, send};
+use super::protocol::{Ended, Event, send};
 
-/// Sends the folder of the queues of the IPC namespace of process `root`, or the error number. Called by pid 1, which
-/// stays in its own namespace: tools must not be in the job's. The error is that of the connection.
-pub(super) fn send_folder(control: &UnixStream, root: i32) -> io::Result<()> {
-    match send_from_within(control, root) {
-        Ok(0) => Ok(()),
-        Ok(errno) => send(control, &Event::Opened(Some(errno)), &[]),
-        Err(errno) => send(control, &Event::Opened(Some(errno as i32)), &[]),
-    }
-}
-
-/// Has a child enter the namespace and send the folder. Returns the child's error number, or 0.
-fn send_from_within(control: &UnixStream, root: i32) -> Result<i32, Errno> {
+/// Starts a child that enters the IPC namespace of process `root` and sends the folder of its queues. Pid 1 stays in its
+/// own namespace, because tools must not be in the job's, and does not wait: the job may be able to stop the child.
+pub(super) fn start_opener(control: &UnixStream, root: i32) -> Result<Pid, Errno> {
     // SAFETY: this process has one thread, so the child may continue as an ordinary program.
-    let child = match unsafe { fork() }? {
+    match unsafe { fork() }? {
         ForkResult::Child => {
             let sent = folder_of(root)
                 .and_then(|folder| send(control, &Event::Opened(None), &[folder.as_raw_fd()]));
@@ -42,14 +32,16 @@ fn send_from_within(control: &UnixStream, root: i32) -> Result<i32, Errno> {
                 .map_or(0, |error| error.raw_os_error().unwrap_or(libc::EIO));
             std::process::exit(errno);
         }
-        ForkResult::Parent { child } => child,
-    };
-    loop {
-        match waitpid(child, None) {
-            Err(Errno::EINTR) => {}
-            Ok(WaitStatus::Exited(_, errno)) => return Ok(errno),
-            other => return other.and(Ok(libc::EIO)),
-        }
+        ForkResult::Parent { child } => Ok(child),
+    }
+}
+
+/// Returns the error number of a child that has ended; `None` if it has sent the folder.
+pub(super) fn failed_with(ended: Ended) -> Option<i32> {
+    match ended {
+        Ended::Exited(0) => None,
+        Ended::Exited(errno) => Some(errno),
+        Ended::Signaled(_) => Some(libc::EIO),
     }
 }
 

@@ -36,6 +36,7 @@ mod protocol;
 mod root;
 mod seccomp;
 mod spawn;
+mod tool_start;
 mod user_namespace;
 
 pub use callers_signals::await_children;

@@ -298,8 +298,8 @@ impl<'a> Dump<'a> {
         }
         for path in self.context().files.newly_contested(&set) {
             tracing::warn!(
-                "another program writes {}, too: a restore is refused if both have changed it since the snapshot, unless \
-                 it is listed in files.shared, which leaves it as it is then",
+                "another program writes {}, too: a restore is refused if both have changed it since the snapshot; \
+                 list it in files.shared to keep it as it is",
                 path.display()
             );
         }

@@ -1,5 +1,6 @@
 //! The job's files over all snapshots and restores of a run: the record, the watcher, and the newest set.
 
+mod at_restore;
 mod warnings;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -10,16 +11,14 @@ use std::sync::{Arc, Mutex};
 
 use super::changes::{Changed, Earlier, Look, OpenUses, SoFar, changed_since, gap_since, time_of};
 use super::fanotify::can_watch;
-use super::file_comparison::Place;
-use super::file_set::{KeptFile, KeptFiles, TICK_NS, Writer};
+use super::file_set::{KeptFile, KeptFiles, TICK_NS};
 use super::folder_scan::{Scan, folders_of};
 use super::held::Held;
-use super::lost::{OnLost, RollbackError};
+use super::lost::OnLost;
 use super::marker::{self, Mark, Marker, MarkerError, Request};
 use super::patterns::Patterns;
 use super::record::{Evidence, Record};
 use super::record_line::{Line, append};
-use super::rollback::Rollback;
 use crate::clock;
 use crate::sync::locked;
 
@@ -386,68 +385,6 @@ impl JobFiles {
             return Ok(());
         }
         append(record, &lines)
-    }
-
-    /// Plans the rollback to the set of an image, whose processes have the files `open`; see [`Rollback::plan`]. `has_come`
-    /// is true if the image came from another machine.
-    ///
-    /// # Errors
-    /// See [`Rollback::plan`]; also if the record cannot be read.
-    pub fn plan(
-        &self,
-        id: u64,
-        set: &KeptFiles,
-        open: &BTreeMap<&Path, bool>,
-        has_come: bool,
-    ) -> Result<Rollback, RollbackError> {
-        let mut state = locked(&self.state);
-        let path = state.record.path().to_owned();
-        let caught_up = marker::locked_record(&path)
-            .and_then(|_lock| {
-                self.record_reports(&path, set.frozen_ns)?;
-                state.record.catch_up()
-            })
-            .and_then(|()| state.record.end_cut());
-        caught_up.map_err(|source| RollbackError::System {
-            operation: "read",
-            path,
-            source,
-        })?;
-        let place = Place {
-            folder: &self.folder,
-            ours: &self.ours,
-            open,
-            held: &self.held,
-            included: &self.included,
-            excluded: &self.excluded,
-            shared: &self.shared,
-            on_lost: self.on_lost,
-            is_elsewhere: has_come && !state.record.has(id),
-        };
-        Rollback::plan(set, state.record.since(id), place)
-    }
-
-    /// Notes in the record that the files are those of an image: from now on, the job's changes are known. To be called
-    /// before the job runs.
-    ///
-    /// # Errors
-    /// The record cannot be written.
-    pub fn begin_from(&self, id: u64, set: &KeptFiles) -> io::Result<()> {
-        let state = locked(&self.state);
-        if state.record.has(id) {
-            return Ok(());
-        }
-        let boot = clock::boot().to_owned();
-        // Files that were not restored, as they are equal, are the job's too: it may rename their folder.
-        let of_job = set.files.iter();
-        let of_job = of_job.filter(|(_, file)| file.writer == Writer::Job);
-        let touched = of_job.map(|(path, _)| Line::Touched {
-            path: path.clone(),
-            is_jobs_own: false,
-        });
-        let begin = [Line::Begin { boot }].into_iter();
-        let lines = begin.chain(touched).chain([Line::Image { id }, Line::End]);
-        append(state.record.path(), &lines.collect::<Vec<_>>())
     }
 
     /// Returns the store and the work folder, which contain no files of the job.

@@ -1,7 +1,7 @@
 //! Tests of the job's files.
 
 use super::super::changes::OpenUse;
-use super::super::file_set::{Content, Kind};
+use super::super::file_set::{Content, Kind, Writer};
 use super::super::record_line::JobChange;
 use super::*;
 

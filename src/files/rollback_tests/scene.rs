@@ -28,6 +28,8 @@ pub struct Scene {
     pub set: KeptFiles,
     /// `files.shared`.
     pub shared: Patterns,
+    /// End of the job.
+    pub ended_ns: Option<i64>,
 }
 
 impl Scene {
@@ -41,6 +43,7 @@ impl Scene {
             contents: BTreeMap::new(),
             set: KeptFiles::default(),
             shared: Patterns::default(),
+            ended_ns: None,
         };
         for (name, text) in files {
             let path = scene.path(name);
@@ -122,6 +125,7 @@ impl Scene {
             excluded,
             shared: &self.shared,
             on_lost,
+            ended_ns: self.ended_ns,
             is_elsewhere: false,
         };
         Rollback::plan(&self.set, record.since(IMAGE), place)

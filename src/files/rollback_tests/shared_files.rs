@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use super::super::file_set::Content;
+use super::super::file_set::{Content, KeptFile};
 use super::super::lost::{Lost, OnLost, Why};
 use super::super::patterns::Patterns;
 use super::super::record_line::{JobChange, Line, append};
@@ -69,6 +69,60 @@ fn files_that_both_have_written_are_refused_unless_shared() {
         assert!(plan.leaves(&scene.path(name)));
         assert_eq!(fs::read_to_string(scene.path(name)).unwrap(), text);
     }
+}
+
+/// The watcher ends with the job.
+#[test]
+fn lines_written_to_a_log_after_the_jobs_end_are_not_cut() {
+    let mut scene = begun();
+    scene.changed(&[("table", JobChange::Changed)]);
+    let log = KeptFile::of(&scene.path("log")).unwrap();
+    scene.ended_ns = Some(log.modified_ns);
+    let plan = scene.plan(OnLost::Refuse).unwrap();
+    assert_eq!(plan.appended.len(), 1);
+    scene.ended_ns = Some(log.modified_ns - 1);
+    let plan = scene.plan(OnLost::Refuse).unwrap();
+    assert!(plan.leaves(&scene.path("log")));
+    scene.changed(&[("log", JobChange::Changed)]);
+    let (path, why) = (scene.path("log"), Why::OthersToo);
+    assert_eq!(scene.lost(), [Lost { path, why }]);
+}
+
+#[test]
+fn a_log_without_new_lines_stays_out_of_the_plan() {
+    let mut scene = Scene::new(&[("log", "then")]);
+    scene.snapshot();
+    scene.content_of("log", Content::Appended);
+    scene.changed(&[]);
+    assert!(scene.plan(OnLost::Refuse).unwrap().appended.is_empty());
+}
+
+#[test]
+fn another_file_in_place_of_a_shared_open_one_is_refused() {
+    let mut scene = Scene::new(&[("open", "then"), ("closed", "then")]);
+    scene.snapshot();
+    scene.shared = Patterns::new(&["*".to_owned()], &scene.path("")).unwrap();
+    for name in ["open", "closed"] {
+        fs::write(scene.path("new"), "another").unwrap();
+        fs::rename(scene.path("new"), scene.path(name)).unwrap();
+    }
+    written_by_others(&scene, &["open", "closed"]);
+    scene.changed(&[]);
+    let (path, why) = (scene.path("open"), Why::Replaced);
+    assert_eq!(scene.lost(), [Lost { path, why }]);
+}
+
+#[test]
+fn another_name_of_a_shared_file_is_left_too() {
+    let mut scene = Scene::new(&[("log", "then")]);
+    fs::hard_link(scene.path("log"), scene.path("name")).unwrap();
+    scene.snapshot();
+    scene.shared = Patterns::new(&["log".to_owned()], &scene.path("")).unwrap();
+    fs::write(scene.path("log"), "now").unwrap();
+    scene.changed(&[("log", JobChange::Changed), ("name", JobChange::Changed)]);
+    let plan = scene.plan(OnLost::Refuse).unwrap();
+    scene.execute(&plan, &|| Ok(())).unwrap();
+    assert_eq!(fs::read(scene.path("name")).unwrap(), b"now");
 }
 
 #[test]

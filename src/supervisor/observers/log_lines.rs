@@ -178,7 +178,7 @@ fn report_restored(id: ImageId, restored: &Restored) {
             file = %cut.path.display(),
             bytes = %size(cut.bytes),
             kept = %cut.kept.display(),
-            "set aside what the job wrote after the snapshot"
+            "set aside what was written after the snapshot"
         );
     }
     if restored.input_lost {

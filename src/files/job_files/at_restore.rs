@@ -1,0 +1,97 @@
+//! The job's files at a restore.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::path::Path;
+use std::time::SystemTime;
+
+use super::super::file_comparison::Place;
+use super::super::file_set::{KeptFiles, Writer, modified_ns};
+use super::super::lost::RollbackError;
+use super::super::marker;
+use super::super::record_line::{Line, append};
+use super::super::rollback::Rollback;
+use super::JobFiles;
+use crate::clock;
+use crate::sync::locked;
+
+impl JobFiles {
+    /// Plans the rollback to the set of an image, whose processes have the files `open`; see [`Rollback::plan`]. `has_come`
+    /// is true if the image came from another machine.
+    ///
+    /// # Errors
+    /// See [`Rollback::plan`]; also if the record cannot be read.
+    pub fn plan(
+        &self,
+        id: u64,
+        set: &KeptFiles,
+        open: &BTreeMap<&Path, bool>,
+        has_come: bool,
+    ) -> Result<Rollback, RollbackError> {
+        let mut state = locked(&self.state);
+        let path = state.record.path().to_owned();
+        // The watcher's last line is from after the job's end.
+        let written_ns = path.metadata().map(|found| modified_ns(&found)).ok();
+        let mut ended_ns = None;
+        let caught_up = marker::locked_record(&path)
+            .and_then(|_lock| {
+                self.record_reports(&path, set.frozen_ns)?;
+                state.record.catch_up()
+            })
+            .and_then(|()| {
+                ended_ns = written_ns.filter(|_| !state.record.watching);
+                state.record.end_cut()
+            });
+        caught_up.map_err(|source| RollbackError::System {
+            operation: "read",
+            path,
+            source,
+        })?;
+        let place = Place {
+            folder: &self.folder,
+            ours: &self.ours,
+            open,
+            held: &self.held,
+            included: &self.included,
+            excluded: &self.excluded,
+            shared: &self.shared,
+            on_lost: self.on_lost,
+            ended_ns,
+            is_elsewhere: has_come && !state.record.has(id),
+        };
+        Rollback::plan(set, state.record.since(id), place)
+    }
+
+    /// Notes in the record that the files are those of an image: from now on, the job's changes are known. To be called
+    /// before the job runs.
+    ///
+    /// # Errors
+    /// The record cannot be written.
+    pub fn begin_from(&self, id: u64, set: &KeptFiles) -> io::Result<()> {
+        let state = locked(&self.state);
+        if state.record.has(id) {
+            return Ok(());
+        }
+        let boot = clock::boot().to_owned();
+        // Files that were not restored, as they are equal, are the job's too: it may rename their folder.
+        let of_job = set.files.iter();
+        let of_job = of_job.filter(|(_, file)| file.writer == Writer::Job);
+        let touched = of_job.map(|(path, _)| Line::Touched {
+            path: path.clone(),
+            is_jobs_own: false,
+        });
+        let begin = [Line::Begin { boot }].into_iter();
+        let lines = begin.chain(touched).chain([Line::Image { id }, Line::End]);
+        append(state.record.path(), &lines.collect::<Vec<_>>())
+    }
+
+    /// Notes that ckpt-run itself has changed files since the job's end.
+    pub fn note_own_changes(&self) {
+        let path = locked(&self.state).record.path().to_owned();
+        let record = File::options().append(true).open(path);
+        if let Err(error) = record.and_then(|it| it.set_modified(SystemTime::now())) {
+            tracing::debug!(%error, "cannot set the time of the record of the job's files");
+        }
+    }
+}
