@@ -20,7 +20,8 @@ use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, 
 use super::protocol::{Ended, Event, send};
 
 /// Starts a child that enters the IPC namespace of process `root` and sends the folder of its queues. Pid 1 stays in its
-/// own namespace, because tools must not be in the job's, and does not wait: the job may be able to stop the child.
+/// own namespace, because tools must not be in the job's, and does not wait: the job may be able to stop the child. The
+/// child's message is one system call, so that it does not mix with another one of pid 1.
 pub(super) fn start_opener(control: &UnixStream, root: i32) -> Result<Pid, Errno> {
     // SAFETY: this process has one thread, so the child may continue as an ordinary program.
     match unsafe { fork() }? {
