@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -296,13 +297,7 @@ impl<'a> Dump<'a> {
         if self.context().files.is_news(&kept) {
             tracing::warn!("{}", kept.warning());
         }
-        for path in self.context().files.newly_contested(&set) {
-            tracing::warn!(
-                "another program writes {}, too: a restore is refused if both have changed it since the snapshot; \
-                 list it in files.shared to keep it as it is",
-                path.display()
-            );
-        }
+        warn_of_contested(&self.context().files.newly_contested(&set));
         let open = facts.files.iter().enumerate();
         let kept_open = open.filter(|(_, file)| set.files.contains_key(&file.path));
         facts.kept_open = kept_open.map(|(position, _)| position).collect();
@@ -325,6 +320,20 @@ impl<'a> Dump<'a> {
             facts,
         })
     }
+}
+
+/// Warns of files that both the job and another program write.
+fn warn_of_contested(files: &[PathBuf]) {
+    let Some(first) = files.first() else { return };
+    let more = match files.len() - 1 {
+        0 => String::new(),
+        more => format!(" and {more} more of the job's files"),
+    };
+    tracing::warn!(
+        "another program writes {}{more}, too: a restore is refused if both have changed such a file since the snapshot; \
+         list it in files.shared to keep it as it is",
+        first.display()
+    );
 }
 
 /// Refuses a job with state that cannot be restored.

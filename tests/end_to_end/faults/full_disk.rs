@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
@@ -127,11 +128,8 @@ fn full_disk_for_cut_off_data_ends_the_run() {
     wait_for_progress(&place);
     place.snapshot();
     let filler = disk.fill(LEFT_BYTES);
-    let append = || File::options().append(true).open(place.file("log"));
     let end = "x".repeat(1 << 20);
-    append()
-        .and_then(|mut log| log.write_all(end.as_bytes()))
-        .expect("written");
+    append_as_job(&run, &place.file("log"), &end);
     run.crash();
     assert_eq!(run.wait(), 125, "{}", place.text("err"));
     let text = place.text("err");
@@ -162,6 +160,27 @@ fn full_disk_for_cut_off_data_ends_the_run() {
         || said(&place, "restored image=000002") == 1,
     );
     finish_counter(&place, &mut run);
+}
+
+/// Appends to a file by a process in the job's PID namespace, so that it counts as the job's.
+fn append_as_job(run: &Run, log: &Path, text: &str) {
+    let mut writer = Command::new("nsenter")
+        .args([
+            "--target",
+            &run.job().to_string(),
+            "--pid",
+            "tee",
+            "--append",
+        ])
+        .arg(log)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("a writer");
+    let mut input = writer.stdin.take().expect("its input");
+    input.write_all(text.as_bytes()).expect("written");
+    drop(input);
+    assert!(writer.wait().expect("its end").success());
 }
 
 /// Returns the bytes of the files in a folder, at any depth.

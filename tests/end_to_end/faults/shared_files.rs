@@ -44,7 +44,7 @@ fn a_log_of_several_programs_is_not_cut() {
     assert_eq!(run.wait(), 125, "{}", place.text("err"));
     let err = place.text("err");
     for words in [
-        "/log, too: a restore is refused if both have changed it",
+        "/log, too: a restore is refused if both have changed such a file",
         "/log (changed since by the job and by another program; files.shared leaves",
     ] {
         assert!(err.contains(words), "{words}: {err}");
