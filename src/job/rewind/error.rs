@@ -31,7 +31,7 @@ pub enum RewindError {
         now: u32,
     },
     /// The file has fewer bytes than at the snapshot.
-    #[error("cannot continue with {}: it shrank from {then} to {now} bytes since the snapshot; put the old content back", path.display())]
+    #[error("cannot continue with {}: it shrank from {then} to {now} bytes since the snapshot; put the old content back, with its time (cp -p)", path.display())]
     Shrank {
         /// The file.
         path: PathBuf,
@@ -41,7 +41,7 @@ pub enum RewindError {
         now: u64,
     },
     /// The content before the job's position differs from the snapshot.
-    #[error("cannot continue with {}: its first {bytes} bytes differ from the snapshot; put the old content back, or accept the file with files.on_lost = \"warn\"", path.display())]
+    #[error("cannot continue with {}: its first {bytes} bytes differ from the snapshot; put the old content back, with its time (cp -p), or accept the file with files.on_lost = \"warn\"", path.display())]
     OtherBytes {
         /// The file.
         path: PathBuf,

@@ -1,6 +1,7 @@
 //! Files of the job: written in every way, and changed by others before the restore.
 
 use std::fs;
+use std::process::Command;
 
 use super::counter_job::{
     COUNTER, counted, finish_counter, said, start, start_with, wait_for_progress,
@@ -205,15 +206,26 @@ fn a_log_of_which_a_copy_is_in_its_place_is_gone_on_with() {
 fn shrunk_file_is_named_until_it_is_complete_again() {
     refused_until_undone(
         |place| {
-            fs::copy(place.file("log"), place.file("copy")).expect("copied");
+            let copied = Command::new("cp")
+                .arg("--preserve")
+                .args([place.file("log"), place.file("copy")])
+                .status();
+            assert!(copied.expect("cp runs").success());
             fs::OpenOptions::new()
                 .write(true)
                 .open(place.file("log"))
                 .and_then(|log| log.set_len(2))
                 .expect("cut");
         },
-        // In place: the file keeps its identity.
-        |place| fs::write(place.file("log"), place.text("copy")).expect("written"),
+        // In place: the file keeps its identity. With its time, because a later one is that of another program's lines.
+        |place| {
+            fs::write(place.file("log"), place.text("copy")).expect("written");
+            let copied = Command::new("touch")
+                .arg("--reference")
+                .args([place.file("copy"), place.file("log")])
+                .status();
+            assert!(copied.expect("touch runs").success());
+        },
         &["/log", "shrank"],
     );
 }
