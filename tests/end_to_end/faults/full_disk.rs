@@ -162,19 +162,17 @@ fn full_disk_for_cut_off_data_ends_the_run() {
     finish_counter(&place, &mut run);
 }
 
-/// Appends to a file by a process in the job's PID namespace, so that it counts as the job's.
+/// Appends to a file by one call of a process in the job's PID namespace, so that it counts as the job's.
 fn append_as_job(run: &Run, log: &Path, text: &str) {
     let mut writer = Command::new("nsenter")
+        .args(["--target", &run.job().to_string(), "--pid", "dd"])
+        .args(["oflag=append", "conv=notrunc", "iflag=fullblock"])
         .args([
-            "--target",
-            &run.job().to_string(),
-            "--pid",
-            "tee",
-            "--append",
+            format!("bs={}", text.len()),
+            format!("of={}", log.display()),
         ])
-        .arg(log)
         .stdin(Stdio::piped())
-        .stdout(Stdio::null())
+        .stderr(Stdio::null())
         .spawn()
         .expect("a writer");
     let mut input = writer.stdin.take().expect("its input");
