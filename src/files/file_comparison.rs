@@ -110,9 +110,14 @@ impl Comparison<'_> {
 
     /// Returns true if the job may have written to a log since.
     pub fn is_continued_by_job(&self, path: &Path, now: &KeptFile) -> bool {
-        self.since.by_job(path)
-            || self.written_files.contains(&now.id())
-            || self.may_miss(path, Some(now.changed_ns))
+        self.is_recorded(path, Some(now)) || self.may_miss(path, Some(now.changed_ns))
+    }
+
+    /// Returns true if the record has a change by the job since, by this name or another one.
+    fn is_recorded(&self, path: &Path, now: Option<&KeptFile>) -> bool {
+        // A file that an earlier restore has created has another inode than in the set.
+        let by_another_name = || now.is_some_and(|now| self.written_files.contains(&now.id()));
+        self.since.by_job(path) || by_another_name()
     }
 
     pub fn is_unwatched(&self, path: &Path) -> bool {
@@ -128,8 +133,6 @@ impl Comparison<'_> {
             Writer::Included => true,
             Writer::Job | Writer::Unknown => self.place.included.matches(path),
         };
-        // A file that an earlier restore has created has another inode than in the set.
-        let by_another_name = || now.is_some_and(|now| self.written_files.contains(&now.id()));
-        self.since.by_job(path) || then.is_mapped || by_another_name() || by_unrecorded()
+        then.is_mapped || self.is_recorded(path, now) || by_unrecorded()
     }
 }

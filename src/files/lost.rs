@@ -100,7 +100,7 @@ impl Rollback {
     /// Returns true if the file stays as it is.
     #[must_use]
     pub fn leaves(&self, path: &Path) -> bool {
-        self.left().any(|left| left == path)
+        self.shared.contains(path) || self.lost.iter().any(|lost| lost.path == path)
     }
 
     /// Returns the files that stay as they are, although the image has others.

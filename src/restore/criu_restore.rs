@@ -268,34 +268,37 @@ fn send(
     pipe: Result<&ImagePipe<'_>, io::Error>,
     failure: &Failure,
 ) {
-    if let Some(list) = open_files.filter(|_| name == OPEN_FILES) {
-        let len = list.len() as u64;
-        let sent = pipe.and_then(|pipe| pipe.send(len, |sending| sending.put(list.to_vec()))?);
-        return match sent {
-            Ok(()) => {}
-            Err(error) => failure.record(Cause::Memory, shortage(&error)),
-        };
-    }
     let stream = format!("criu/{name}");
-    let len = image.len_of(&stream).unwrap_or_default();
-    let sent = pipe.and_then(|pipe| {
-        pipe.send(len, |sending| {
-            let _guard = OnPanic(|| failure.record(Cause::Image, RestoreError::Panicked));
-            match image.each_piece(&stream, |piece| sending.put(piece)) {
-                Ok(()) => {}
-                Err(ReadError::Sink(error)) if error.kind() == ErrorKind::BrokenPipe => {
-                    // CRIU may need no more of other files.
-                    if name.starts_with(MEMORY_FILES) {
-                        failure.record(Cause::Reader, RestoreError::Prepare(error));
-                    }
-                }
-                Err(ReadError::Sink(error)) => failure.record(Cause::Memory, shortage(&error)),
-                Err(error) => failure.record(Cause::Image, error.into()),
-            }
-        })
+    let sent = pipe.and_then(|pipe| match open_files.filter(|_| name == OPEN_FILES) {
+        Some(list) => pipe.send(list.len() as u64, |sending| {
+            pass(name, failure, || {
+                sending.put(list.to_vec()).map_err(ReadError::Sink)
+            });
+        }),
+        None => pipe.send(image.len_of(&stream).unwrap_or_default(), |sending| {
+            pass(name, failure, || {
+                image.each_piece(&stream, |piece| sending.put(piece))
+            });
+        }),
     });
     if let Err(error) = sent {
         failure.record(Cause::Memory, shortage(&error));
+    }
+}
+
+/// Passes the content of an image file, and records a failure while its pipe is open.
+fn pass(name: &str, failure: &Failure, content: impl FnOnce() -> Result<(), ReadError>) {
+    let _guard = OnPanic(|| failure.record(Cause::Image, RestoreError::Panicked));
+    match content() {
+        Ok(()) => {}
+        Err(ReadError::Sink(error)) if error.kind() == ErrorKind::BrokenPipe => {
+            // CRIU may need no more of other files.
+            if name.starts_with(MEMORY_FILES) {
+                failure.record(Cause::Reader, RestoreError::Prepare(error));
+            }
+        }
+        Err(ReadError::Sink(error)) => failure.record(Cause::Memory, shortage(&error)),
+        Err(error) => failure.record(Cause::Image, error.into()),
     }
 }
 

@@ -79,7 +79,7 @@ pub struct Sandbox {
     /// True if pid 1 was reaped. Its number may belong to another process then.
     reaped: Arc<Mutex<bool>>,
     tool_events: Mutex<Receiver<Event>>,
-    /// What was requested to be opened, or the system's error numbers.
+    /// Requested descriptors, or the system's error numbers.
     opened: Mutex<Receiver<io::Result<OwnedFd>>>,
     /// True if pid 1 has more to do after the job's end: for a watcher, or for the network's last data.
     has_last_work: AtomicBool,

@@ -34,13 +34,12 @@ impl JobFiles {
         };
         let since = record.since(newest.id);
         let is_contested = |path: &&Path| {
-            let has_content = |kind: &Kind| matches!(kind, Kind::File { .. });
             since.by_job(path)
                 && since.by_others(path)
                 && set
                     .files
                     .get(*path)
-                    .is_some_and(|file| has_content(&file.kind))
+                    .is_some_and(|file| matches!(file.kind, Kind::File { .. }))
                 && !self.shared.matches(path)
         };
         let others = record.touched_by_others().map(|(path, _)| path);
