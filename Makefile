@@ -2,7 +2,7 @@
 
 CARGO ?= cargo
 
-.PHONY: help setup build demo test check programs escalations cuts wheel deb gpu
+.PHONY: help setup build demo test check programs escalations cuts power wheel deb gpu
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s  %s\n", $$1, $$2 }' Makefile
@@ -34,6 +34,9 @@ escalations: build ## run jobs of user nobody that try to access root's files (r
 cuts: build ## cut a node off the network and continue its run on another one (root)
 	@scripts/setup-tests
 	tests/cuts/run
+
+power: build ## let a machine's power fail at random moments and continue its run (root)
+	tests/power/run
 
 wheel: ## build the wheels for pip in target/wheels: the program with its Python module, and CRIU (root)
 	@scripts/wheel

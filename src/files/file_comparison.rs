@@ -76,6 +76,21 @@ impl Comparison<'_> {
             || changed_ns.map_or_else(|| self.since.has_cuts(), |at| self.since.may_miss(at))
     }
 
+    /// Returns true if only the last seconds before the machine stopped are missing in the record, and the last change of
+    /// the path may be from these.
+    fn is_in_cut(&self, path: &Path, now: Option<&KeptFile>) -> bool {
+        !self.is_unwatched(path) && self.may_miss(path, now.map(|now| now.changed_ns))
+    }
+
+    /// Returns the folders in which the job has changed something.
+    pub fn jobs_folders(&self) -> HashSet<PathBuf> {
+        let kept = self.set.files.iter();
+        let kept = kept.filter(|(_, file)| file.writer != Writer::Unknown);
+        let touched = self.since.ever_touched().map(|(path, _)| path);
+        let paths = kept.map(|(path, _)| path.as_path()).chain(touched);
+        paths.filter_map(Path::parent).map(Path::to_owned).collect()
+    }
+
     /// Returns true if the job had locked the file at the snapshot.
     pub fn was_locked(&self, path: &Path) -> bool {
         self.place.open.get(path).is_some_and(|locked| *locked)
@@ -131,6 +146,7 @@ impl Comparison<'_> {
             // The path in the record may differ if a folder is mounted twice.
             Writer::Open => !self.since.by_others(path),
             Writer::Included => true,
+            Writer::Job if self.is_in_cut(path, now) => true,
             Writer::Job | Writer::Unknown => self.place.included.matches(path),
         };
         then.is_mapped || self.is_recorded(path, now) || by_unrecorded()

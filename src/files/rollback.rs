@@ -22,6 +22,9 @@ use super::record::{Since, Touch};
 pub struct Rollback {
     /// Files and links created by the job since the snapshot. They are set aside.
     pub(super) aside: Vec<PathBuf>,
+    /// New files and folders of the last seconds before the machine stopped, which are not on record, in folders of the
+    /// job. They count as the job's.
+    pub presumed: Vec<PathBuf>,
     /// Folders created by the job since the snapshot, contents before their folder. They are removed.
     pub(super) folders: Vec<PathBuf>,
     /// Files renamed by the job whose content exists nowhere else: present name, earlier name.
@@ -311,6 +314,7 @@ impl Rollback {
             ours: place.ours,
         };
         let mut found = Vec::new();
+        let mut jobs_folders = comparison.jobs_folders();
         let mut see = |path: &Path, metadata: &Metadata| {
             // A folder's change time depends on its contents. Its creation time is compared.
             let at = if metadata.is_dir() {
@@ -324,9 +328,17 @@ impl Rollback {
                 || since.by_job(path)
                 || since.by_others(path)
                 || place.leaves_out(path);
-            if is_new && !is_known {
-                found.push((path.to_owned(), metadata.is_dir()));
+            if !is_new || is_known {
+                return;
             }
+            let is_jobs = !comparison.is_unwatched(path)
+                && path
+                    .parent()
+                    .is_some_and(|folder| jobs_folders.contains(folder));
+            if is_jobs && metadata.is_dir() {
+                jobs_folders.insert(path.to_owned());
+            }
+            found.push((path.to_owned(), metadata.is_dir(), is_jobs));
         };
         scan.walk(&mut see).map_err(|source| RollbackError::Scan {
             gap: comparison
@@ -335,8 +347,12 @@ impl Rollback {
                 .to_owned(),
             source,
         })?;
-        for (path, is_folder) in found {
-            if !place.included.matches(&path) {
+        for (path, is_folder, is_jobs) in found {
+            let is_included = place.included.matches(&path);
+            if is_jobs && !is_included {
+                self.presumed.push(path.clone());
+            }
+            if !is_included && !is_jobs {
                 self.lose(&path, Why::Unknown);
             } else if is_folder {
                 self.folders.push(path);

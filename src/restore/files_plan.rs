@@ -164,6 +164,10 @@ impl Kept {
         for Lost { path, why } in self.rollback.lost.iter().take(NAMED_MAX) {
             tracing::warn!(file = %path.display(), "the job continues with a file that differs from the snapshot: {why}");
         }
+        for path in self.rollback.presumed.iter().take(NAMED_MAX) {
+            tracing::warn!(file = %path.display(), "set aside as the job's: it is from the last seconds before the machine or \
+                 container stopped, and no record shows which program made it");
+        }
         // The first read only verifies the hashes: no file may be partly overwritten with damaged content.
         for (stream, offset, size) in self.rollback.contents() {
             image.copy_range(stream, offset, size, &mut io::sink())?;

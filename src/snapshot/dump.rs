@@ -13,6 +13,7 @@ use nix::unistd::Pid;
 
 use super::criu_dump::CriuDump;
 use super::criu_log::CriuLog;
+use super::durable_files;
 use super::error::SnapshotError;
 use super::job_facts::{Opened, Recorded};
 use super::kept_files::{Beforehand, FileCopies};
@@ -303,7 +304,10 @@ impl<'a> Dump<'a> {
         facts.kept_open = kept_open.map(|(position, _)| position).collect();
         facts.kept = Some(kept);
         job::sample_unwritten(&mut facts.files, &facts.kept_open);
-        writer.settle()?;
+        thread::scope(|scope| {
+            scope.spawn(|| durable_files::write(self.context(), &set));
+            writer.settle()
+        })?;
         watch.lap("write");
         facts.phases = watch.phases().to_vec();
         facts.writing = writer.work_shares();

@@ -8,6 +8,7 @@ pub(crate) mod criu_dump;
 pub(crate) mod criu_log;
 pub(crate) mod disk_space;
 pub(crate) mod dump;
+mod durable_files;
 pub(crate) mod error;
 pub(crate) mod freeze;
 pub(crate) mod job_facts;

@@ -11,6 +11,8 @@ mod full_disk;
 mod hanging_disk;
 mod job_output;
 mod kills;
+mod loop_disk;
+mod power_failure;
 mod random_kills;
 mod requests;
 mod shared_files;

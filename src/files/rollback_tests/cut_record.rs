@@ -1,0 +1,67 @@
+//! A record that ends a moment before the machine or container stopped.
+
+use std::fs;
+
+use super::super::lost::{Lost, OnLost, Why};
+use super::super::record_line::{JobChange, Line, append};
+use super::scene::Scene;
+use crate::clock;
+
+/// Records that changes from now on are missing.
+fn cut(scene: &Scene) {
+    let now = clock::unix_ns();
+    let (from_ns, until_ns) = (now - 1_000_000_000, now + 60_000_000_000);
+    append(&scene.record(), &[Line::Cut { from_ns, until_ns }]).unwrap();
+}
+
+#[test]
+fn changes_of_the_last_seconds_count_as_the_jobs_in_its_folders() {
+    let mut scene = Scene::new(&[("state", "then"), ("same", "then")]);
+    scene.snapshot();
+    let before = scene.tree();
+    cut(&scene);
+    fs::write(scene.path("state"), "now, and longer").unwrap();
+    fs::write(scene.path("new"), "x").unwrap();
+    fs::create_dir(scene.path("folder")).unwrap();
+    fs::write(scene.path("folder/new"), "x").unwrap();
+    let plan = scene.plan(OnLost::Refuse).unwrap();
+    let presumed = ["folder", "new", "folder/new"].map(|name| scene.path(name));
+    let mut found = plan.presumed.clone();
+    found.sort_by_key(|path| presumed.iter().position(|one| one == path));
+    assert_eq!(found, presumed);
+    scene.execute(&plan, &|| Ok(())).unwrap();
+    assert_eq!(scene.tree(), before);
+}
+
+#[test]
+fn changes_of_the_last_seconds_elsewhere_are_refused() {
+    let mut scene = Scene::new(&[("jobs/state", "then")]);
+    fs::create_dir(scene.path("others")).unwrap();
+    scene.snapshot();
+    let is_jobs = |path: &std::path::Path| path.ends_with("jobs/state");
+    scene.set.files.retain(|path, _| is_jobs(path));
+    cut(&scene);
+    fs::write(scene.path("others/new"), "x").unwrap();
+    let lost = Lost {
+        path: scene.path("others/new"),
+        why: Why::Unknown,
+    };
+    assert_eq!(scene.lost(), [lost]);
+}
+
+#[test]
+fn files_that_others_have_written_too_are_refused_after_a_cut() {
+    let mut scene = Scene::new(&[("state", "then")]);
+    scene.snapshot();
+    let path = scene.path("state");
+    let other = Line::Other {
+        path: path.clone(),
+        created: false,
+    };
+    append(&scene.record(), &[other]).unwrap();
+    scene.changed(&[("state", JobChange::Changed)]);
+    cut(&scene);
+    fs::write(&path, "now, and longer").unwrap();
+    let why = Why::OthersToo;
+    assert_eq!(scene.lost(), [Lost { path, why }]);
+}

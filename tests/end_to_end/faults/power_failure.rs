@@ -1,0 +1,68 @@
+//! A power failure seconds after a snapshot. `tests/power/run` does the same at random moments.
+
+use std::fs;
+
+use super::loop_disk::LoopDisk;
+use crate::harness::{ON_REQUEST, Place, Run, apply, as_root, stderr, wait_until};
+
+/// Writes as programs do that flush only some of their files, and checks all of them in the end.
+const WRITER: &str = r#"
+import os, sys, time
+log = open("log", "a", buffering=1)
+os.mkdir("parts")
+number = 0
+while not os.path.exists(sys.argv[1]):
+    print(number, file=log)
+    with open(f"parts/{number}", "x") as part:
+        part.write(f"part {number}")
+        if number % 10 == 9:
+            part.flush()
+            os.fsync(part.fileno())
+    with open("state.new", "w") as state:
+        state.write(str(number))
+    os.rename("state.new", "state")
+    number += 1
+    time.sleep(0.01)
+assert open("log").read() == "".join(f"{n}\n" for n in range(number))
+assert sorted(os.listdir("parts"), key=int) == [str(n) for n in range(number)]
+assert all(open(f"parts/{n}").read() == f"part {n}" for n in range(number))
+assert open("state").read() == str(number - 1)
+"#;
+
+#[apply(as_root)]
+fn a_power_failure_after_a_snapshot_costs_no_image() {
+    let (place, elsewhere) = (Place::new(), Place::new());
+    // The job's folder and the store.
+    let folder = place.file("work");
+    let Some(mut disk) = LoopDisk::new(folder.clone(), elsewhere.file("disk")) else {
+        return;
+    };
+    fs::write(place.file("job.py"), WRITER).unwrap();
+    let go = place.file("go");
+    let start = || -> Run {
+        let job = ["python3", "-u", "../job.py", go.to_str().unwrap()];
+        place.start_with(&ON_REQUEST, &job, |command| {
+            command
+                .current_dir(&folder)
+                .env("CKPT_RUN_SNAPSHOT_MIN_FREE", "0B");
+        })
+    };
+    let wait_for_part = |number| {
+        let part = folder.join(format!("parts/{number}"));
+        wait_until("the job's progress", || part.exists());
+    };
+    let mut run = start();
+    wait_for_part(25);
+    let mut snapshot = place.command(&["snapshot"]);
+    let taken = snapshot.current_dir(&folder).output().unwrap();
+    assert!(taken.status.success(), "{}", stderr(&taken));
+    wait_for_part(fs::read_dir(folder.join("parts")).unwrap().count() + 25);
+    disk.fail();
+    run.kill_supervisor();
+    disk.boot();
+
+    fs::write(&go, "").unwrap();
+    assert_eq!(start().wait(), 0, "{}", place.text("err"));
+    let err = place.text("err");
+    assert!(err.contains("restored image=000001"), "{err}");
+}
