@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use super::describe::FileId;
-use super::file_set::{KeptFile, KeptFiles, Kind, Writer};
+use super::file_set::{KeptFile, KeptFiles, Kind, Writer, is_in_memory};
 use super::held::Held;
 use super::job_links::JobLinks;
 use super::lost::OnLost;
@@ -82,6 +82,15 @@ impl Comparison<'_> {
         !self.is_unwatched(path) && self.may_miss(path, now.map(|now| now.changed_ns))
     }
 
+    /// Returns true if the path was on a file system in memory, and the machine has booted since.
+    pub fn is_lost_in_boot(&self, path: &Path) -> bool {
+        let mut folders = path.ancestors().skip(1);
+        self.since.has_booted()
+            && folders
+                .find(|folder| folder.exists())
+                .is_some_and(is_in_memory)
+    }
+
     /// Returns the folders in which the job has changed something.
     pub fn jobs_folders(&self) -> HashSet<PathBuf> {
         let kept = self.set.files.iter();
@@ -111,21 +120,31 @@ impl Comparison<'_> {
         !matches!(now.kind, Kind::File { .. }) || self.place.open.contains_key(path) && !is_same
     }
 
-    /// Returns true if another program has made a log longer, also after the job's end.
+    /// Returns true if the job has not run since, and the file is still the same one: on another machine, or in another
+    /// container, a path can lead elsewhere.
+    pub fn is_by_others_alone(&self, then: &KeptFile, now: Option<&KeptFile>) -> bool {
+        self.since.is_stopped() && now.is_some_and(|now| then.is_same_file(now))
+    }
+
+    /// Returns true if another program has changed the file since, also after the job's end.
+    pub fn is_by_others(&self, path: &Path, now: Option<&KeptFile>) -> bool {
+        let end = self.place.ended_ns.filter(|_| !self.is_unwatched(path));
+        let is_after_end = || end.zip(now).is_some_and(|(end, now)| now.modified_ns > end);
+        self.since.by_others(path) || self.since.is_stopped() || is_after_end()
+    }
+
+    /// Returns true if another program has made a log longer.
     pub fn is_continued_by_others(&self, path: &Path, then: &KeptFile, now: &KeptFile) -> bool {
-        let after_end = || {
-            let end = self.place.ended_ns.filter(|_| !self.is_unwatched(path));
-            end.is_some_and(|end| now.modified_ns > end)
-        };
         !self.place.is_elsewhere
             && then.is_same_file(now)
             && now.size() > then.size()
-            && (self.since.by_others(path) || after_end())
+            && self.is_by_others(path, Some(now))
     }
 
     /// Returns true if the job may have written to a log since.
     pub fn is_continued_by_job(&self, path: &Path, now: &KeptFile) -> bool {
-        self.is_recorded(path, Some(now)) || self.may_miss(path, Some(now.changed_ns))
+        !self.since.is_stopped()
+            && (self.is_recorded(path, Some(now)) || self.may_miss(path, Some(now.changed_ns)))
     }
 
     /// Returns true if the record has a change by the job since, by this name or another one.
@@ -149,6 +168,7 @@ impl Comparison<'_> {
             Writer::Job if self.is_in_cut(path, now) => true,
             Writer::Job | Writer::Unknown => self.place.included.matches(path),
         };
-        then.is_mapped || self.is_recorded(path, now) || by_unrecorded()
+        let may_be_job = || then.is_mapped || self.is_recorded(path, now) || by_unrecorded();
+        !self.is_by_others_alone(then, now) && may_be_job()
     }
 }

@@ -44,7 +44,7 @@ pub enum Why {
     Unknown,
     /// The file belonged to another user at the snapshot.
     Owner,
-    /// A file of `files.shared` has changed, and the job had locked it.
+    /// Another program has changed the file, and the job had locked it.
     Locked,
 }
 

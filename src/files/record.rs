@@ -63,6 +63,8 @@ pub struct Record {
     is_torn: bool,
     /// Spans of time in which changes are missing.
     cuts: Vec<(usize, (i64, i64))>,
+    /// Time of the image at which the job was stopped, until it runs again.
+    stopped: Option<usize>,
     boot: String,
     /// Mount points; the value is true if the file system is watched.
     mounts: BTreeMap<PathBuf, bool>,
@@ -162,6 +164,7 @@ impl Record {
                 }
                 self.boot = boot;
                 self.watching = true;
+                self.stopped = None;
                 self.mounts.clear();
             }
             Line::Mounts { watched, unwatched } => {
@@ -190,7 +193,13 @@ impl Record {
             Line::Image { id } => {
                 self.now += 1;
                 self.images.insert(id, self.now);
+                self.stopped = None;
             }
+            Line::Stopped { id } => {
+                let time = self.images.get(&id).copied();
+                self.stopped = time.filter(|time| *time == self.now);
+            }
+            Line::Running => self.stopped = None,
             Line::Gap { reason } => self.gaps.push((self.now, reason)),
             Line::Cut { from_ns, until_ns } => {
                 self.watching = false;
@@ -354,6 +363,12 @@ impl Record {
     #[must_use]
     pub fn has(&self, image: u64) -> bool {
         self.images.contains_key(&image)
+    }
+
+    /// Returns true if the job was stopped at the last image and has not run since.
+    #[must_use]
+    pub fn is_stopped(&self) -> bool {
+        self.stopped.is_some()
     }
 
     /// Returns the changes since an image.

@@ -58,6 +58,10 @@ pub(super) enum Line {
     },
     /// Mark of an image: all earlier lines belong to it or to earlier ones.
     Image { id: u64 },
+    /// The job was killed while it was frozen for this image, the last one: it has changed nothing since.
+    Stopped { id: u64 },
+    /// The stopped job runs again from here on.
+    Running,
     /// Changes are missing here.
     Gap { reason: String },
     /// The watcher ended together with the job, without its last line. Changes between these times are missing, in

@@ -37,9 +37,11 @@ pub struct Rollback {
     pub(super) siblings: HashMap<FileId, PathBuf>,
     /// Files that stay different from the snapshot.
     pub lost: Vec<Lost>,
-    /// Files that stay as they are although they have changed: those of `files.shared`, and logs to which only another
-    /// program has written.
+    /// Files that stay as they are although they have changed: those of `files.shared`, and those that only other programs
+    /// have changed.
     pub shared: HashSet<PathBuf>,
+    /// Files that only other programs have changed since, with true for new ones.
+    pub by_others: Vec<(PathBuf, bool)>,
     /// Files of the set that the settings exclude now, so that they are neither compared nor put back.
     pub left_out: HashSet<PathBuf>,
 }
@@ -176,7 +178,7 @@ impl Rollback {
                     self.lose(path, Why::OthersToo);
                 }
                 // An uninterrupted job would find what the other program has written.
-                Some(_) => drop(self.shared.insert(path.to_owned())),
+                Some(_) => self.leave_to_others(path),
             }
             return;
         }
@@ -189,16 +191,26 @@ impl Rollback {
         let is_there = !then.is_mapped && now.as_ref().is_some_and(|it| then.has_same_content(it));
         if !comparison.is_by_job(path, then, now.as_ref()) {
             let changed_ns = now.as_ref().map(|now| now.changed_ns);
-            let may_be_job =
-                comparison.may_miss(path, changed_ns) || then.writer == Writer::Unknown;
+            let may_be_job = !comparison.is_by_others_alone(then, now.as_ref())
+                && (comparison.may_miss(path, changed_ns) || then.writer == Writer::Unknown);
             match &now {
+                None if comparison.is_lost_in_boot(path) => {
+                    self.decide_content(path, then, false, comparison);
+                }
                 // Another program has changed the file. An uninterrupted job would see that change, too, unless it has
                 // the former file of this name open.
                 _ if !may_be_job => {
                     // CRIU opens named pipes and binds sockets by their names.
-                    let is_same = now.is_some_and(|now| then.is_same_file(&now));
+                    let is_same = now.as_ref().is_some_and(|now| then.is_same_file(now));
+                    let is_changed = !now.as_ref().is_some_and(|now| then.looks_unchanged(now));
+                    if is_changed && comparison.was_locked(path) {
+                        return self.lose(path, Why::Locked);
+                    }
                     if !is_same && !then.is_special() && comparison.place.open.contains_key(path) {
-                        self.lose(path, Why::Replaced);
+                        return self.lose(path, Why::Replaced);
+                    }
+                    if is_changed {
+                        self.leave_to_others(path);
                     }
                 }
                 Some(_) if is_there => {}
@@ -209,13 +221,18 @@ impl Rollback {
             return;
         }
         let has_content = then.kind != Kind::Folder && !then.is_special();
-        if comparison.since.by_others(path) && has_content && !is_there {
+        if has_content && !is_there && comparison.is_by_others(path, now.as_ref()) {
             self.lose(path, Why::OthersToo);
         } else if now.is_some_and(|now| now.owner.0 != then.owner.0) {
             self.lose(path, Why::Owner);
         } else {
             self.decide_content(path, then, is_there, comparison);
         }
+    }
+
+    fn leave_to_others(&mut self, path: &Path) {
+        self.shared.insert(path.to_owned());
+        self.by_others.push((path.to_owned(), false));
     }
 
     fn decide_content(
@@ -347,6 +364,11 @@ impl Rollback {
                 .to_owned(),
             source,
         })?;
+        if since.is_stopped() {
+            let new = found.into_iter().map(|(path, ..)| (path, true));
+            self.by_others.extend(new);
+            return Ok(());
+        }
         for (path, is_folder, is_jobs) in found {
             let is_included = place.included.matches(&path);
             if is_jobs && !is_included {

@@ -19,6 +19,7 @@ mod cut_record;
 mod scene;
 mod several_names;
 mod shared_files;
+mod stopped_job;
 
 fn special(scene: &Scene, name: &str, kind: SFlag) {
     mknod(&scene.path(name), kind, Mode::S_IRWXU, 0).unwrap();

@@ -258,7 +258,12 @@ impl Restore<'_> {
         let reconnected = settled
             .map_err(RestoreError::from)
             .and_then(|()| self.reconnect(&aside));
-        let (ends, input_lost) = reconnected.inspect_err(|_| {
+        let noted = reconnected.and_then(|ends| {
+            let by_others = kept.as_ref().map(|kept| &*kept.rollback.by_others);
+            let noted = context.files.note_run(by_others.unwrap_or_default());
+            noted.map(|()| ends).map_err(RestoreError::Prepare)
+        });
+        let (ends, input_lost) = noted.inspect_err(|_| {
             self.undo(&cut);
         })?;
         // From here on, changes of files are the job's.

@@ -160,10 +160,15 @@ impl<'a> Dump<'a> {
     ) -> Result<Snapshotted, SnapshotError> {
         let mut done = None;
         let run = self.run(criu_dump, |dump| {
-            done = Some(commit(dump)?);
+            let image = commit(dump)?;
+            let id = image.id.number();
+            done = Some(image);
             // Pid 1 takes a moment to die; no task may compute when CRIU releases it.
-            let _ = dump.stop_tasks();
+            let are_stopped = dump.stop_tasks().is_ok();
             dump.subject.job.sandbox.kill();
+            if are_stopped {
+                dump.context().files.note_stop(id);
+            }
             Ok(())
         });
         // Once the image is durable, CRIU's death by the kill above is not a failure.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use super::super::file_comparison::Place;
@@ -84,6 +84,34 @@ impl JobFiles {
         let begin = [Line::Begin { boot }].into_iter();
         let lines = begin.chain(touched).chain([Line::Image { id }, Line::End]);
         append(state.record.path(), &lines.collect::<Vec<_>>())
+    }
+
+    /// Notes that the job was killed while it was frozen for the image, the last one.
+    pub fn note_stop(&self, id: u64) {
+        let path = locked(&self.state).record.path().to_owned();
+        if let Err(error) = append(&path, &[Line::Stopped { id }]) {
+            tracing::debug!(%error, "later changes by other programs are not told apart");
+        }
+    }
+
+    /// Notes that the job runs again, if it was stopped, and what only other programs have changed meanwhile, with true for
+    /// new files: after another restore from the same image, that could not be told any more. To be called before the job
+    /// runs.
+    ///
+    /// # Errors
+    /// The record cannot be written.
+    pub fn note_run(&self, by_others: &[(PathBuf, bool)]) -> io::Result<()> {
+        let mut state = locked(&self.state);
+        if !state.record.is_stopped() {
+            return Ok(());
+        }
+        let others = by_others.iter().map(|(path, created)| Line::Other {
+            path: path.clone(),
+            created: *created,
+        });
+        let lines: Vec<Line> = [Line::Running].into_iter().chain(others).collect();
+        append(state.record.path(), &lines)?;
+        state.record.catch_up()
     }
 
     /// Notes that ckpt-run itself has changed files since the job's end.

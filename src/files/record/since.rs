@@ -4,6 +4,7 @@ use std::path::Path;
 
 use super::super::describe::FileId;
 use super::{Record, Touch};
+use crate::clock;
 
 /// Changes since an image, as far as known.
 #[derive(Clone, Copy, Debug)]
@@ -26,6 +27,17 @@ impl Record {
 }
 
 impl Since<'_> {
+    /// Returns true if the job was stopped at the image and has not run since: all changes since are by other programs.
+    #[must_use]
+    pub fn is_stopped(&self) -> bool {
+        self.image.is_some() && self.image == self.record.stopped
+    }
+
+    /// Returns the time from which the record has changes by the job. What it has after a stop is what its end caused.
+    fn jobs_time(&self) -> Option<usize> {
+        self.image.filter(|_| !self.is_stopped())
+    }
+
     /// Returns the reason why changes at any time may be missing; `None` if all changes of watched file systems are
     /// known.
     #[must_use]
@@ -46,6 +58,13 @@ impl Since<'_> {
         })
     }
 
+    /// Returns true if the machine has booted since the last line about the job.
+    #[must_use]
+    pub fn has_booted(&self) -> bool {
+        let boot = &self.record.boot;
+        !boot.is_empty() && boot != clock::boot()
+    }
+
     /// Returns true if there is a time at which changes may be missing.
     #[must_use]
     pub fn has_cuts(&self) -> bool {
@@ -61,7 +80,7 @@ impl Since<'_> {
 
     /// Returns the paths that the job has touched since, with their changes.
     pub fn touched(&self) -> impl Iterator<Item = (&Path, Touch)> {
-        let image = self.image;
+        let image = self.jobs_time();
         let later = move |touch: &Touch| image.is_some_and(|image| touch.last >= image);
         self.record.touched().filter(move |(_, touch)| later(touch))
     }
@@ -76,13 +95,13 @@ impl Since<'_> {
     pub fn by_job(&self, path: &Path) -> bool {
         let touch = self.record.touched.get(path);
         touch
-            .zip(self.image)
+            .zip(self.jobs_time())
             .is_some_and(|(touch, image)| touch.last >= image)
     }
 
     /// Returns the files that the job has changed since, for which the path on record is not enough.
     pub(in crate::files) fn changed_files(&self) -> impl Iterator<Item = FileId> {
-        let image = self.image.into_iter();
+        let image = self.jobs_time().into_iter();
         image.flat_map(|image| self.record.changed_files_since(image))
     }
 
@@ -105,7 +124,7 @@ impl Since<'_> {
     /// Returns true if the job has changed content or attributes by this path since.
     #[must_use]
     pub fn has_changed(&self, touch: &Touch) -> bool {
-        let when = touch.changed.zip(self.image);
+        let when = touch.changed.zip(self.jobs_time());
         when.is_some_and(|(when, image)| when >= image)
     }
 

@@ -1,7 +1,9 @@
-//! A record that ends a moment before the machine or container stopped.
+//! A record from before a stop of the machine or container; its last lines can be missing.
 
 use std::fs;
+use std::path::PathBuf;
 
+use super::super::file_set::{Content, KeptFile, Kind};
 use super::super::lost::{Lost, OnLost, Why};
 use super::super::record_line::{JobChange, Line, append};
 use super::scene::Scene;
@@ -12,6 +14,7 @@ fn cut(scene: &Scene) {
     let now = clock::unix_ns();
     let (from_ns, until_ns) = (now - 1_000_000_000, now + 60_000_000_000);
     append(&scene.record(), &[Line::Cut { from_ns, until_ns }]).unwrap();
+    scene.pass_a_tick();
 }
 
 #[test]
@@ -64,4 +67,34 @@ fn files_that_others_have_written_too_are_refused_after_a_cut() {
     fs::write(&path, "now, and longer").unwrap();
     let why = Why::OthersToo;
     assert_eq!(scene.lost(), [Lost { path, why }]);
+}
+
+#[test]
+fn files_in_memory_return_after_a_boot_and_not_if_others_removed_them() {
+    let mut scene = Scene::new(&[("state", "then")]);
+    let memory = tempfile::tempdir_in("/dev/shm").unwrap();
+    let [there, gone] = ["there", "gone"].map(|name| memory.path().join(name));
+    scene.snapshot();
+    scene.changed(&[]);
+    for path in [&there, &gone] {
+        fs::write(path, "then").unwrap();
+        let mut file = KeptFile::of(path).unwrap();
+        if let Kind::File { content, .. } = &mut file.kind {
+            let stream = "kept".to_owned();
+            *content = Content::Kept { stream, offset: 0 };
+        }
+        scene.set.files.insert(path.clone(), file);
+    }
+    fs::remove_file(&gone).unwrap();
+    fs::remove_file(scene.path("state")).unwrap();
+    let put_back = |boot: &str| {
+        let boot = boot.to_owned();
+        append(&scene.record(), &[Line::Begin { boot }, Line::End]).unwrap();
+        let plan = scene.plan(OnLost::Refuse).unwrap();
+        let files = plan.put_back.into_iter();
+        let files = files.filter(|(_, file)| file.kind != Kind::Folder);
+        files.map(|(path, _)| path).collect::<Vec<_>>()
+    };
+    assert_eq!(put_back(clock::boot()), Vec::<PathBuf>::new());
+    assert_eq!(put_back("another"), [gone]);
 }

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use tempfile::TempDir;
 
 use super::super::file_comparison::Place;
-use super::super::file_set::{Content, KeptFile, KeptFiles, Kind};
+use super::super::file_set::{Content, KeptFile, KeptFiles, Kind, changed_ns};
 use super::super::held::Held;
 use super::super::lost::{Lost, OnLost, RollbackError};
 use super::super::patterns::Patterns;
@@ -103,6 +103,16 @@ impl Scene {
         let mut lines: Vec<Line> = changes.iter().map(line).collect();
         lines.push(Line::End);
         append(&self.record(), &lines).unwrap();
+    }
+
+    /// Waits until changes have a later time than the snapshot: the clock of file systems is coarse.
+    pub fn pass_a_tick(&self) {
+        let probe = self.folder.path().join("probe");
+        let written_ns = || {
+            fs::write(&probe, "").unwrap();
+            changed_ns(&probe.metadata().unwrap())
+        };
+        while written_ns() <= self.set.frozen_ns {}
     }
 
     pub fn plan(&self, on_lost: OnLost) -> Result<Rollback, RollbackError> {

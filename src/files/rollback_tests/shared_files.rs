@@ -73,9 +73,23 @@ fn files_that_both_have_written_are_refused_unless_shared() {
 
 /// The watcher ends with the job.
 #[test]
-fn lines_written_to_a_log_after_the_jobs_end_are_not_cut() {
+fn a_file_that_others_have_written_after_the_jobs_end_is_refused() {
     let mut scene = begun();
     scene.changed(&[("table", JobChange::Changed)]);
+    let path = scene.path("table");
+    let table = KeptFile::of(&path).unwrap();
+    scene.ended_ns = Some(table.modified_ns);
+    assert!(scene.plan(OnLost::Refuse).is_ok());
+    scene.ended_ns = Some(table.modified_ns - 1);
+    let lost = scene.lost();
+    let table = lost.iter().find(|lost| lost.path == path);
+    assert_eq!(table.unwrap().why, Why::OthersToo);
+}
+
+#[test]
+fn lines_written_to_a_log_after_the_jobs_end_are_not_cut() {
+    let mut scene = begun();
+    scene.changed(&[]);
     let log = KeptFile::of(&scene.path("log")).unwrap();
     scene.ended_ns = Some(log.modified_ns);
     let plan = scene.plan(OnLost::Refuse).unwrap();

@@ -16,3 +16,4 @@ mod power_failure;
 mod random_kills;
 mod requests;
 mod shared_files;
+mod stopped_job;
