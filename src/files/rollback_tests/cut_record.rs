@@ -70,7 +70,7 @@ fn files_that_others_have_written_too_are_refused_after_a_cut() {
 }
 
 #[test]
-fn files_in_memory_return_after_a_boot_and_not_if_others_removed_them() {
+fn files_in_memory_return_after_a_boot_unless_removed_before() {
     let mut scene = Scene::new(&[("state", "then")]);
     let memory = tempfile::tempdir_in("/dev/shm").unwrap();
     let [there, gone] = ["there", "gone"].map(|name| memory.path().join(name));

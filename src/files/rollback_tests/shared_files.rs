@@ -73,7 +73,7 @@ fn files_that_both_have_written_are_refused_unless_shared() {
 
 /// The watcher ends with the job.
 #[test]
-fn a_file_that_others_have_written_after_the_jobs_end_is_refused() {
+fn a_file_written_by_others_after_the_jobs_end_is_refused() {
     let mut scene = begun();
     scene.changed(&[("table", JobChange::Changed)]);
     let path = scene.path("table");
