@@ -1,10 +1,13 @@
 //! Comparison of the job's files with the set of an image: its input, and who has changed a file since.
 
 use std::collections::{BTreeMap, HashSet};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use nix::unistd::geteuid;
+
 use super::describe::FileId;
-use super::file_set::{KeptFile, KeptFiles, Kind, Writer, is_in_memory};
+use super::file_set::{KeptFile, KeptFiles, Kind, Writer, born_ns};
 use super::held::Held;
 use super::job_links::JobLinks;
 use super::lost::OnLost;
@@ -82,13 +85,14 @@ impl Comparison<'_> {
         !self.is_unwatched(path) && self.may_miss(path, now.map(|now| now.changed_ns))
     }
 
-    /// Returns true if the path was on a file system in memory, and the machine has booted since.
-    pub fn is_lost_in_boot(&self, path: &Path) -> bool {
+    /// Returns true if the folder of a missing file is on another file system than at the snapshot, or is newer than that: a
+    /// file system in memory was lost in a boot, or the container is another one.
+    pub fn is_lost_with_its_folder(&self, path: &Path, then: &KeptFile) -> bool {
         let mut folders = path.ancestors().skip(1);
-        self.since.has_booted()
-            && folders
-                .find(|folder| folder.exists())
-                .is_some_and(is_in_memory)
+        let folder = folders.find_map(|folder| folder.symlink_metadata().ok());
+        folder.is_some_and(|folder| {
+            folder.dev() != then.identity.0 || born_ns(&folder) > self.set.frozen_ns
+        })
     }
 
     /// Returns the folders in which the job has changed something.
@@ -98,6 +102,14 @@ impl Comparison<'_> {
         let touched = self.since.ever_touched().map(|(path, _)| path);
         let paths = kept.map(|(path, _)| path.as_path()).chain(touched);
         paths.filter_map(Path::parent).map(Path::to_owned).collect()
+    }
+
+    /// Returns the users to whom files of the job belong.
+    pub fn jobs_users(&self) -> HashSet<u32> {
+        let files = self.set.files.values();
+        let files = files.filter(|file| file.writer != Writer::Unknown);
+        let users = files.map(|file| file.owner.0);
+        users.chain([geteuid().as_raw()]).collect()
     }
 
     /// Returns true if the job had locked the file at the snapshot.
@@ -129,8 +141,11 @@ impl Comparison<'_> {
     /// Returns true if another program has changed the file since, also after the job's end.
     pub fn is_by_others(&self, path: &Path, now: Option<&KeptFile>) -> bool {
         let end = self.place.ended_ns.filter(|_| !self.is_unwatched(path));
-        let is_after_end = || end.zip(now).is_some_and(|(end, now)| now.modified_ns > end);
-        self.since.by_others(path) || self.since.is_stopped() || is_after_end()
+        // A program can set any time of modification.
+        let is_after =
+            |now: &KeptFile, end| now.modified_ns.min(now.changed_ns) > end || now.born_ns > end;
+        let is_after_end = || end.zip(now).is_some_and(|(end, now)| is_after(now, end));
+        self.since.by_others(path) || !self.since.is_rolled_back(path) && is_after_end()
     }
 
     /// Returns true if another program has made a log longer.
@@ -138,7 +153,7 @@ impl Comparison<'_> {
         !self.place.is_elsewhere
             && then.is_same_file(now)
             && now.size() > then.size()
-            && self.is_by_others(path, Some(now))
+            && (self.is_by_others(path, Some(now)) || self.since.is_stopped())
     }
 
     /// Returns true if the job may have written to a log since.
@@ -168,6 +183,9 @@ impl Comparison<'_> {
             Writer::Job if self.is_in_cut(path, now) => true,
             Writer::Job | Writer::Unknown => self.place.included.matches(path),
         };
+        if self.since.is_stopped() && self.since.is_rolled_back(path) {
+            return true;
+        }
         let may_be_job = || then.is_mapped || self.is_recorded(path, now) || by_unrecorded();
         !self.is_by_others_alone(then, now) && may_be_job()
     }

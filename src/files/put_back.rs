@@ -166,7 +166,7 @@ impl Rollback {
     }
 
     fn announce(&self, record: &Path) -> io::Result<()> {
-        let line = |path: &Path, change| Line::Job {
+        let line = |path: &Path, change| Line::RollsBack {
             path: path.to_owned(),
             change,
         };

@@ -39,8 +39,8 @@ pub struct Touch {
 
 /// Time around the watcher's last update of the record in which changes may be missing: three intervals.
 const ALIVE_MARGIN_NS: i64 = 3_000_000_000;
-/// Reason for a gap.
-const DAMAGED: &str = "a line is damaged";
+/// Limit on the time from the record's last update that has reached the disk until the machine lost its power.
+const UNWRITTEN_NS: i64 = 60_000_000_000;
 
 /// The record of a run.
 #[derive(Debug, Default)]
@@ -59,10 +59,12 @@ pub struct Record {
     created_by_others: HashMap<PathBuf, usize>,
     names: HashMap<PathBuf, HashSet<OsString>>,
     gaps: Vec<(usize, String)>,
-    /// True if a line is damaged and no later one could be read.
-    is_torn: bool,
     /// Spans of time in which changes are missing.
     cuts: Vec<(usize, (i64, i64))>,
+    /// Time by which the job has ended, in nanoseconds since 1970; `None` while it runs, or if that is not on record.
+    ended_ns: Option<i64>,
+    /// Paths that a rollback since has changed, or may have.
+    rolled_back: HashSet<PathBuf>,
     /// Time of the image at which the job was stopped, until it runs again.
     stopped: Option<usize>,
     boot: String,
@@ -141,16 +143,10 @@ impl Record {
             }
             count(self, got);
             match serde_json::from_slice(&text) {
-                Ok(line) => {
-                    // What a power failure has left of the last lines is a part of the cut.
-                    if std::mem::take(&mut self.is_torn) && !matches!(line, Line::Cut { .. }) {
-                        self.gaps.push((self.now, DAMAGED.to_owned()));
-                    }
-                    self.add(line);
-                }
+                Ok(line) => self.add(line),
                 // The line is the end of an incomplete one.
                 Err(_) if text.len() == 1 => {}
-                Err(_) => self.is_torn = true,
+                Err(_) => self.gaps.push((self.now, "a line is damaged".to_owned())),
             }
         }
     }
@@ -164,7 +160,7 @@ impl Record {
                 }
                 self.boot = boot;
                 self.watching = true;
-                self.stopped = None;
+                self.runs();
                 self.mounts.clear();
             }
             Line::Mounts { watched, unwatched } => {
@@ -176,7 +172,13 @@ impl Record {
             Line::Touched { path, is_jobs_own } => {
                 self.touch_as(path, |_, _| is_jobs_own);
             }
+            // Those of its end.
+            Line::Job { .. } | Line::File { .. } if self.is_stopped() => {}
             Line::Job { path, change } => self.job(path, change),
+            Line::RollsBack { path, change } => {
+                self.rolled_back.insert(path.clone());
+                self.job(path, change);
+            }
             Line::File { id } => {
                 self.changed_files.insert(id, self.now);
             }
@@ -193,19 +195,45 @@ impl Record {
             Line::Image { id } => {
                 self.now += 1;
                 self.images.insert(id, self.now);
-                self.stopped = None;
+                self.runs();
             }
+            Line::Ended { at_ns } => self.ended_ns = Some(at_ns),
             Line::Stopped { id } => {
                 let time = self.images.get(&id).copied();
                 self.stopped = time.filter(|time| *time == self.now);
             }
-            Line::Running => self.stopped = None,
+            Line::Running => self.runs(),
             Line::Gap { reason } => self.gaps.push((self.now, reason)),
             Line::Cut { from_ns, until_ns } => {
                 self.watching = false;
+                self.ended_ns = Some(until_ns);
                 self.cuts.push((self.now, (from_ns, until_ns)));
             }
             Line::End => self.watching = false,
+        }
+    }
+
+    fn runs(&mut self) {
+        self.stopped = None;
+        self.ended_ns = None;
+        self.rolled_back.clear();
+    }
+
+    /// Removes an incomplete last line, which a power failure has left. No watcher may be running.
+    ///
+    /// # Errors
+    /// The file cannot be truncated.
+    pub fn end_last_line(&self) -> io::Result<()> {
+        match File::options().write(true).open(&self.path) {
+            Ok(file) if file.metadata()?.len() > self.read => {
+                let modified = file.metadata()?.modified()?;
+                file.set_len(self.read)?;
+                // The time shows how long the watcher was running.
+                file.set_modified(modified)
+            }
+            Ok(_) => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(error),
         }
     }
 
@@ -222,8 +250,8 @@ impl Record {
         let until_ns = if self.boot == clock::boot() {
             alive_ns + ALIVE_MARGIN_NS
         } else {
-            // After a power failure, the times of recently written files are not reliable.
-            clock::boot_ns()
+            // After a power failure, the record's time is one that had reached the disk.
+            clock::boot_ns().min(alive_ns + UNWRITTEN_NS)
         };
         let from_ns = alive_ns - ALIVE_MARGIN_NS;
         append(&self.path, &[Line::Cut { from_ns, until_ns }])?;
@@ -355,14 +383,19 @@ impl Record {
     pub fn gap_since(&self, time: usize) -> Option<String> {
         let mut gaps = self.gaps.iter();
         let gap = gaps.find(|(when, _)| *when >= time);
-        let gap = gap.map(|(_, reason)| reason.clone());
-        gap.or_else(|| self.is_torn.then(|| DAMAGED.to_owned()))
+        gap.map(|(_, reason)| reason.clone())
     }
 
     /// Returns true if the record contains the mark of an image.
     #[must_use]
     pub fn has(&self, image: u64) -> bool {
         self.images.contains_key(&image)
+    }
+
+    /// Returns the time by which the job has ended; `None` if that is not on record.
+    #[must_use]
+    pub fn ended_ns(&self) -> Option<i64> {
+        self.ended_ns
     }
 
     /// Returns true if the job was stopped at the last image and has not run since.

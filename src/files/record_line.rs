@@ -58,6 +58,14 @@ pub(super) enum Line {
     },
     /// Mark of an image: all earlier lines belong to it or to earlier ones.
     Image { id: u64 },
+    /// A rollback is about to change this path. It counts as a change by the job.
+    RollsBack {
+        #[serde(with = "path_text")]
+        path: PathBuf,
+        change: JobChange,
+    },
+    /// The job has ended by this time, in nanoseconds since 1970.
+    Ended { at_ns: i64 },
     /// The job was killed while it was frozen for this image, the last one: it has changed nothing since.
     Stopped { id: u64 },
     /// The stopped job runs again from here on.

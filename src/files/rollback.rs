@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::Metadata;
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use super::describe::FileId;
@@ -178,7 +178,7 @@ impl Rollback {
                     self.lose(path, Why::OthersToo);
                 }
                 // An uninterrupted job would find what the other program has written.
-                Some(_) => self.leave_to_others(path),
+                Some(_) => self.leave_to_others(path, true),
             }
             return;
         }
@@ -194,7 +194,7 @@ impl Rollback {
             let may_be_job = !comparison.is_by_others_alone(then, now.as_ref())
                 && (comparison.may_miss(path, changed_ns) || then.writer == Writer::Unknown);
             match &now {
-                None if comparison.is_lost_in_boot(path) => {
+                None if comparison.is_lost_with_its_folder(path, then) => {
                     self.decide_content(path, then, false, comparison);
                 }
                 // Another program has changed the file. An uninterrupted job would see that change, too, unless it has
@@ -203,14 +203,18 @@ impl Rollback {
                     // CRIU opens named pipes and binds sockets by their names.
                     let is_same = now.as_ref().is_some_and(|now| then.is_same_file(now));
                     let is_changed = !now.as_ref().is_some_and(|now| then.looks_unchanged(now));
-                    if is_changed && comparison.was_locked(path) {
+                    // Lock files are empty, and programs that wait for the lock truncate them.
+                    let is_empty = now
+                        .as_ref()
+                        .is_some_and(|now| then.size() + now.size() == 0);
+                    if is_changed && !is_empty && comparison.was_locked(path) {
                         return self.lose(path, Why::Locked);
                     }
                     if !is_same && !then.is_special() && comparison.place.open.contains_key(path) {
                         return self.lose(path, Why::Replaced);
                     }
                     if is_changed {
-                        self.leave_to_others(path);
+                        self.leave_to_others(path, is_same);
                     }
                 }
                 Some(_) if is_there => {}
@@ -230,8 +234,11 @@ impl Rollback {
         }
     }
 
-    fn leave_to_others(&mut self, path: &Path) {
-        self.shared.insert(path.to_owned());
+    /// Leaves a path as other programs have changed it. `is_same`: it still leads to the same file.
+    fn leave_to_others(&mut self, path: &Path, is_same: bool) {
+        if is_same {
+            self.shared.insert(path.to_owned());
+        }
         self.by_others.push((path.to_owned(), false));
     }
 
@@ -331,7 +338,7 @@ impl Rollback {
             ours: place.ours,
         };
         let mut found = Vec::new();
-        let mut jobs_folders = comparison.jobs_folders();
+        let (mut jobs_folders, jobs_users) = (comparison.jobs_folders(), comparison.jobs_users());
         let mut see = |path: &Path, metadata: &Metadata| {
             // A folder's change time depends on its contents. Its creation time is compared.
             let at = if metadata.is_dir() {
@@ -349,6 +356,7 @@ impl Rollback {
                 return;
             }
             let is_jobs = !comparison.is_unwatched(path)
+                && jobs_users.contains(&metadata.uid())
                 && path
                     .parent()
                     .is_some_and(|folder| jobs_folders.contains(folder));

@@ -247,6 +247,8 @@ impl Watcher {
             if ends {
                 self.drain(log)?;
                 self.settle(Passing::all, log);
+                let at_ns = clock::unix_ns();
+                log.add(&Line::Ended { at_ns });
                 log.add(&Line::End);
                 return log.flush();
             }

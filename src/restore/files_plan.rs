@@ -164,7 +164,14 @@ impl Kept {
         for Lost { path, why } in self.rollback.lost.iter().take(NAMED_MAX) {
             tracing::warn!(file = %path.display(), "the job continues with a file that differs from the snapshot: {why}");
         }
-        for path in self.rollback.presumed.iter().take(NAMED_MAX) {
+        let presumed = &self.rollback.presumed;
+        if presumed.len() > NAMED_MAX {
+            tracing::warn!(
+                files = presumed.len(),
+                "files from the last seconds count as the job's; these are the first"
+            );
+        }
+        for path in presumed.iter().take(NAMED_MAX) {
             tracing::warn!(file = %path.display(), "set aside as the job's: it is from the last seconds before the machine or \
                  container stopped, and no record shows which program made it");
         }

@@ -13,7 +13,7 @@ use nix::unistd::Pid;
 
 use super::criu_dump::CriuDump;
 use super::criu_log::CriuLog;
-use super::durable_files;
+use super::durable_files::Writing;
 use super::error::SnapshotError;
 use super::job_facts::{Opened, Recorded};
 use super::kept_files::{Beforehand, FileCopies};
@@ -166,7 +166,8 @@ impl<'a> Dump<'a> {
             // Pid 1 takes a moment to die; no task may compute when CRIU releases it.
             let are_stopped = dump.stop_tasks().is_ok();
             dump.subject.job.sandbox.kill();
-            if are_stopped {
+            // With a remote store, another machine may run the job in this folder before this one does again.
+            if are_stopped && dump.context().remote.is_none() {
                 dump.context().files.note_stop(id);
             }
             Ok(())
@@ -283,12 +284,14 @@ impl<'a> Dump<'a> {
         Ok(recorded.into_facts(self.subject, cuda, freeze))
     }
 
-    /// Compresses, writes and commits the image. The job computes meanwhile, unless it is to stop.
+    /// Compresses, writes and commits the image. The job computes meanwhile, unless it is to stop. `files_limit` is the time
+    /// for the job's files to reach their disks.
     pub fn commit(
         &self,
         facts: Result<ImageFacts, SnapshotError>,
         watch: &mut Stopwatch,
         begun: Instant,
+        files_limit: Duration,
     ) -> Result<Snapshotted, SnapshotError> {
         let mut facts = facts?;
         let mut writer = taken(&self.writer)?;
@@ -309,10 +312,9 @@ impl<'a> Dump<'a> {
         facts.kept_open = kept_open.map(|(position, _)| position).collect();
         facts.kept = Some(kept);
         job::sample_unwritten(&mut facts.files, &facts.kept_open);
-        thread::scope(|scope| {
-            scope.spawn(|| durable_files::write(self.context(), &set));
-            writer.settle()
-        })?;
+        let writing = Writing::begin(self.context().store.path(), &set);
+        writer.settle()?;
+        writing.end(files_limit);
         watch.lap("write");
         facts.phases = watch.phases().to_vec();
         facts.writing = writer.work_shares();

@@ -7,41 +7,73 @@ use std::collections::HashSet;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
+use std::time::Duration;
 
 use nix::sys::stat::fstat;
 use rustix::fs::syncfs;
 
 use crate::files::KeptFiles;
-use crate::run::run_context::RunContext;
+use crate::run::format::chain;
 use crate::safe_path::Spot;
 
-/// Writes the file systems of the job's files, of its output and of the store to their disks. Blocks until that is done.
-pub(super) fn write(context: &RunContext, set: &KeptFiles) {
+/// Time for the file systems.
+pub(super) const LIMIT: Duration = Duration::from_secs(120);
+/// Time for the file systems while the job waits for its end: the machine may be about to stop, and others may have written
+/// much to them.
+pub(super) const LIMIT_AT_STOP: Duration = Duration::from_secs(10);
+
+/// The file systems of the job's files, of its output and of the store, on their way to their disks.
+pub(super) struct Writing(Receiver<io::Result<()>>);
+
+impl Writing {
+    /// Begins on a thread of its own, because a disk or server may never answer.
+    pub fn begin(store: &Path, set: &Arc<KeptFiles>) -> Self {
+        let (done, is_done) = channel();
+        let (store, set) = (store.to_owned(), Arc::clone(set));
+        // Nobody receives the result after the limit.
+        thread::spawn(move || done.send(write(&store, &set)));
+        Self(is_done)
+    }
+
+    /// Waits until all is on the disks, at most until the limit. The image is then durable without them, with a warning.
+    pub fn end(self, limit: Duration) {
+        let failure = match self.0.recv_timeout(limit) {
+            Ok(Ok(())) => return,
+            Ok(Err(error)) => chain(&error),
+            Err(_) => format!("their file systems were not written to the disk within {limit:?}"),
+        };
+        tracing::warn!("the job's files may not survive a power failure: {failure}");
+    }
+}
+
+fn write(store: &Path, set: &KeptFiles) -> io::Result<()> {
     let mut written = HashSet::new();
     let mut write = |file: BorrowedFd<'_>| {
         let is_new = fstat(file).is_ok_and(|found| written.insert(found.st_dev));
-        if let Err(error) = is_new.then(|| syncfs(file)).transpose() {
-            let error = io::Error::from(error);
-            tracing::warn!("the job's files may not survive a power failure: {error}");
-        }
+        Ok::<(), io::Error>(is_new.then(|| syncfs(file)).transpose().map(drop)?)
     };
     for output in [io::stdout().as_fd(), io::stderr().as_fd()] {
-        write(output);
+        write(output)?;
     }
-    if let Ok(store) = File::open(context.store.path()) {
-        write(store.as_fd());
-    }
+    write(File::open(store)?.as_fd())?;
     let mut seen = HashSet::new();
     for (path, file) in &set.files {
-        // The job may have removed the folder since.
-        if !seen.contains(&file.identity.0)
-            && let Ok(folder) = open_folder(path)
-        {
-            write(folder.as_fd());
-            seen.insert(file.identity.0);
+        if seen.contains(&file.identity.0) {
+            continue;
         }
+        // The job may have removed the folder since. A folder of the set can be a mount point in another file system.
+        let Ok(folder) = open_folder(path) else {
+            continue;
+        };
+        seen.insert(folder.metadata()?.dev());
+        write(folder.as_fd())?;
     }
+    Ok(())
 }
 
 /// Opens the folder of a file.

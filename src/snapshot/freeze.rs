@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use super::criu_dump::CriuDump;
 use super::dump::Dump;
+use super::durable_files::{LIMIT, LIMIT_AT_STOP};
 use super::error::SnapshotError;
 use super::kept_files::Beforehand;
 use super::long_freeze::LongFreeze;
@@ -199,7 +200,7 @@ impl<'a> Frozen<'a> {
                 watch.lap("copy");
             }
             let facts = dump.facts(cuda.clone(), clock::now() - *since);
-            dump.commit(facts, &mut watch, *begun)
+            dump.commit(facts, &mut watch, *begun, LIMIT_AT_STOP)
         });
         match stopped {
             Ok(image) => {
@@ -256,7 +257,9 @@ impl<'a> Frozen<'a> {
         }
         self.subject.job.own_activity.leaves_gpu(clock::now());
         let facts = self.dump.facts(self.cuda.clone(), freeze);
-        let image = self.dump.commit(facts, &mut self.watch, self.begun)?;
+        let image = self
+            .dump
+            .commit(facts, &mut self.watch, self.begun, LIMIT)?;
         if let Some(changes) = changes {
             standby.blocks.keep(image.id, &changes);
         }

@@ -1,13 +1,11 @@
 //! The job's files at a restore.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
 
 use super::super::file_comparison::Place;
-use super::super::file_set::{KeptFiles, Writer, modified_ns};
+use super::super::file_set::{KeptFiles, Writer};
 use super::super::lost::RollbackError;
 use super::super::marker;
 use super::super::record_line::{Line, append};
@@ -31,18 +29,12 @@ impl JobFiles {
     ) -> Result<Rollback, RollbackError> {
         let mut state = locked(&self.state);
         let path = state.record.path().to_owned();
-        // The watcher's last line is from after the job's end.
-        let written_ns = path.metadata().map(|found| modified_ns(&found)).ok();
-        let mut ended_ns = None;
         let caught_up = marker::locked_record(&path)
             .and_then(|_lock| {
                 self.record_reports(&path, set.frozen_ns)?;
                 state.record.catch_up()
             })
-            .and_then(|()| {
-                ended_ns = written_ns.filter(|_| !state.record.watching);
-                state.record.end_cut()
-            });
+            .and_then(|()| state.record.end_cut());
         caught_up.map_err(|source| RollbackError::System {
             operation: "read",
             path,
@@ -57,7 +49,7 @@ impl JobFiles {
             excluded: &self.excluded,
             shared: &self.shared,
             on_lost: self.on_lost,
-            ended_ns,
+            ended_ns: state.record.ended_ns(),
             is_elsewhere: has_come && !state.record.has(id),
         };
         Rollback::plan(set, state.record.since(id), place)
@@ -117,9 +109,9 @@ impl JobFiles {
     /// Notes that ckpt-run itself has changed files since the job's end.
     pub fn note_own_changes(&self) {
         let path = locked(&self.state).record.path().to_owned();
-        let record = File::options().append(true).open(path);
-        if let Err(error) = record.and_then(|it| it.set_modified(SystemTime::now())) {
-            tracing::debug!(%error, "cannot set the time of the record of the job's files");
+        let at_ns = clock::unix_ns();
+        if let Err(error) = append(&path, &[Line::Ended { at_ns }]) {
+            tracing::debug!(%error, "cannot note in the record of the job's files that ckpt-run has changed some");
         }
     }
 }

@@ -100,7 +100,11 @@ impl JobFiles {
         );
         let path = store.join(RECORD);
         // An earlier supervisor's sandbox may still be exiting, and its watcher writes the last line.
-        let mut record = marker::locked_record(&path).and_then(|_lock| Record::open(&path))?;
+        let mut record = marker::locked_record(&path).and_then(|_lock| {
+            let record = Record::open(&path)?;
+            record.end_last_line()?;
+            Ok(record)
+        })?;
         record.end_cut()?;
         let state = State {
             record,

@@ -4,7 +4,6 @@ use std::path::Path;
 
 use super::super::describe::FileId;
 use super::{Record, Touch};
-use crate::clock;
 
 /// Changes since an image, as far as known.
 #[derive(Clone, Copy, Debug)]
@@ -58,11 +57,10 @@ impl Since<'_> {
         })
     }
 
-    /// Returns true if the machine has booted since the last line about the job.
+    /// Returns true if a rollback since has changed the path, or may have.
     #[must_use]
-    pub fn has_booted(&self) -> bool {
-        let boot = &self.record.boot;
-        !boot.is_empty() && boot != clock::boot()
+    pub fn is_rolled_back(&self, path: &Path) -> bool {
+        self.record.rolled_back.contains(path)
     }
 
     /// Returns true if there is a time at which changes may be missing.

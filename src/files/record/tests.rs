@@ -76,20 +76,57 @@ fn a_watcher_that_ended_with_the_job_leaves_a_short_gap() {
 }
 
 #[test]
-fn a_torn_last_line_is_part_of_the_cut_and_another_one_a_gap() {
+fn an_incomplete_last_line_is_removed_and_a_damaged_one_is_a_gap() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("record");
-    let torn = || {
+    let add = |text: &[u8]| {
         let mut file = File::options().append(true).open(&path).unwrap();
-        file.write_all(b"{\"job\":{\"pa\0\0").unwrap();
+        file.write_all(text).unwrap();
     };
     append(&path, &[begin(), Line::Image { id: 1 }]).unwrap();
-    torn();
-    Record::open(&path).unwrap().end_cut().unwrap();
+    add(b"{\"job\":{\"pa\0\0");
+    let mut record = Record::open(&path).unwrap();
+    record.end_last_line().unwrap();
+    record.end_cut().unwrap();
     assert_eq!(Record::open(&path).unwrap().since(1).gap(), None);
-    torn();
-    append(&path, &[Line::End]).unwrap();
+    add(b"{\"job\":{\"pa\0\0\n");
+    let record = Record::open(&path).unwrap();
+    record.end_last_line().unwrap();
     assert!(Record::open(&path).unwrap().since(1).gap().is_some());
+}
+
+#[test]
+fn a_boot_long_after_the_last_line_does_not_prolong_the_cut() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("record");
+    append(&path, &[begin(), Line::Image { id: 1 }]).unwrap();
+    let alive = std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1000);
+    let file = File::options().append(true).open(&path).unwrap();
+    file.set_modified(alive).unwrap();
+    Record::open(&path).unwrap().end_cut().unwrap();
+    let record = Record::open(&path).unwrap();
+    let misses = |seconds: i64| record.since(1).may_miss(seconds * 1_000_000_000);
+    assert_eq!(
+        [990, 1000, 1050, 1070].map(misses),
+        [false, true, true, false]
+    );
+    assert_eq!(record.ended_ns(), Some(1_060_000_000_000));
+}
+
+#[test]
+fn what_the_end_of_a_stopped_job_changes_is_ignored_until_it_runs() {
+    let job_changes = job("/w/a", JobChange::Changed);
+    let stopped = [begin(), Line::Image { id: 1 }, Line::Stopped { id: 1 }];
+    let ended = [job_changes.clone(), Line::Ended { at_ns: 7 }, Line::End];
+    let mut record = record(&[&stopped[..], &ended[..]].concat());
+    let path = Path::new("/w/a");
+    let seen = |record: &Record| (record.since(1).is_stopped(), record.since(1).by_job(path));
+    assert_eq!((seen(&record), record.ended_ns()), ((true, false), Some(7)));
+    record.add(Line::Running);
+    record.add(begin());
+    assert_eq!((seen(&record), record.ended_ns()), ((false, false), None));
+    record.add(job_changes);
+    assert_eq!(seen(&record), (false, true));
 }
 
 #[test]

@@ -1,9 +1,8 @@
 //! A record from before a stop of the machine or container; its last lines can be missing.
 
 use std::fs;
-use std::path::PathBuf;
 
-use super::super::file_set::{Content, KeptFile, Kind};
+use super::super::file_set::Kind;
 use super::super::lost::{Lost, OnLost, Why};
 use super::super::record_line::{JobChange, Line, append};
 use super::scene::Scene;
@@ -70,31 +69,17 @@ fn files_that_others_have_written_too_are_refused_after_a_cut() {
 }
 
 #[test]
-fn files_in_memory_return_after_a_boot_unless_removed_before() {
-    let mut scene = Scene::new(&[("state", "then")]);
-    let memory = tempfile::tempdir_in("/dev/shm").unwrap();
-    let [there, gone] = ["there", "gone"].map(|name| memory.path().join(name));
+fn missing_files_return_if_their_folder_is_another_one() {
+    let mut scene = Scene::new(&[("folder/gone", "then"), ("removed", "then")]);
     scene.snapshot();
     scene.changed(&[]);
-    for path in [&there, &gone] {
-        fs::write(path, "then").unwrap();
-        let mut file = KeptFile::of(path).unwrap();
-        if let Kind::File { content, .. } = &mut file.kind {
-            let stream = "kept".to_owned();
-            *content = Content::Kept { stream, offset: 0 };
-        }
-        scene.set.files.insert(path.clone(), file);
-    }
-    fs::remove_file(&gone).unwrap();
-    fs::remove_file(scene.path("state")).unwrap();
-    let put_back = |boot: &str| {
-        let boot = boot.to_owned();
-        append(&scene.record(), &[Line::Begin { boot }, Line::End]).unwrap();
-        let plan = scene.plan(OnLost::Refuse).unwrap();
-        let files = plan.put_back.into_iter();
-        let files = files.filter(|(_, file)| file.kind != Kind::Folder);
-        files.map(|(path, _)| path).collect::<Vec<_>>()
-    };
-    assert_eq!(put_back(clock::boot()), Vec::<PathBuf>::new());
-    assert_eq!(put_back("another"), [gone]);
+    scene.pass_a_tick();
+    fs::remove_file(scene.path("removed")).unwrap();
+    fs::remove_dir_all(scene.path("folder")).unwrap();
+    fs::create_dir(scene.path("folder")).unwrap();
+    let plan = scene.plan(OnLost::Refuse).unwrap();
+    let files = plan.put_back.into_iter();
+    let files = files.filter(|(_, file)| file.kind != Kind::Folder);
+    let paths: Vec<_> = files.map(|(path, _)| path).collect();
+    assert_eq!(paths, [scene.path("folder/gone")]);
 }

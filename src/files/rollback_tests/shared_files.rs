@@ -84,6 +84,13 @@ fn a_file_written_by_others_after_the_jobs_end_is_refused() {
     let lost = scene.lost();
     let table = lost.iter().find(|lost| lost.path == path);
     assert_eq!(table.unwrap().why, Why::OthersToo);
+    // A rollback that was killed in the midst of the file, and which the next one completes.
+    let rolls_back = Line::RollsBack {
+        path,
+        change: JobChange::Changed,
+    };
+    append(&scene.record(), &[rolls_back]).unwrap();
+    assert!(scene.plan(OnLost::Refuse).is_ok());
 }
 
 #[test]

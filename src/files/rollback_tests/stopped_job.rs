@@ -42,6 +42,18 @@ fn what_others_change_while_the_job_is_stopped_stays() {
     assert_eq!(plan.by_others, by_others);
 }
 
+/// As on another machine, or in another container.
+#[test]
+fn missing_files_of_a_stopped_job_are_made_again_without_a_watcher() {
+    let scene = stopped();
+    for name in ["open", "state"] {
+        fs::remove_file(scene.path(name)).unwrap();
+    }
+    let plan = scene.plan(OnLost::Refuse).unwrap();
+    let paths: Vec<_> = plan.put_back.into_iter().map(|(path, _)| path).collect();
+    assert_eq!(paths, ["open", "state"].map(|name| scene.path(name)));
+}
+
 #[test]
 fn a_file_that_a_stopped_job_had_locked_is_refused() {
     let mut scene = Scene::new(&[("locked", "then")]);
@@ -59,4 +71,23 @@ fn once_a_stopped_job_runs_again_changes_are_unknown() {
     append(&scene.record(), &[Line::Running]).unwrap();
     let lost: Vec<_> = scene.lost().into_iter().map(|lost| lost.path).collect();
     assert_eq!(lost, ["state", "new"].map(|name| scene.path(name)));
+}
+
+#[test]
+fn an_interrupted_rollback_of_a_stopped_job_is_completed() {
+    let mut scene = Scene::new(&[("folder/state", "then")]);
+    scene.snapshot();
+    append(&scene.record(), &[Line::Stopped { id: IMAGE }]).unwrap();
+    let before = scene.tree();
+    scene.pass_a_tick();
+    fs::remove_dir_all(scene.path("folder")).unwrap();
+    fs::create_dir(scene.path("folder")).unwrap();
+    let plan = scene.plan(OnLost::Refuse).unwrap();
+    scene.execute(&plan, &|| Ok(())).unwrap();
+    assert_eq!(scene.tree(), before);
+    // As if the content had not reached the disk, or the rollback had been killed.
+    fs::write(scene.path("folder/state"), "th").unwrap();
+    let plan = scene.plan(OnLost::Refuse).unwrap();
+    scene.execute(&plan, &|| Ok(())).unwrap();
+    assert_eq!(scene.tree(), before);
 }
