@@ -79,10 +79,9 @@ impl Comparison<'_> {
             || changed_ns.map_or_else(|| self.since.has_cuts(), |at| self.since.may_miss(at))
     }
 
-    /// Returns true if only the last seconds before the machine stopped are missing in the record, and the last change of
-    /// the path may be from these.
-    fn is_in_cut(&self, path: &Path, now: Option<&KeptFile>) -> bool {
-        !self.is_unwatched(path) && self.may_miss(path, now.map(|now| now.changed_ns))
+    /// Returns true if only the last seconds before a power failure are missing in the record, and the change is from these.
+    pub fn is_of_last_seconds(&self, path: &Path, changed_ns: i64) -> bool {
+        !self.is_unwatched(path) && self.since.may_miss_by_boot(changed_ns)
     }
 
     /// Returns true if the folder of a missing file is on another file system than at the snapshot, or is newer than that: a
@@ -180,7 +179,9 @@ impl Comparison<'_> {
             // The path in the record may differ if a folder is mounted twice.
             Writer::Open => !self.since.by_others(path),
             Writer::Included => true,
-            Writer::Job if self.is_in_cut(path, now) => true,
+            Writer::Job if now.is_some_and(|it| self.is_of_last_seconds(path, it.changed_ns)) => {
+                true
+            }
             Writer::Job | Writer::Unknown => self.place.included.matches(path),
         };
         if self.since.is_stopped() && self.since.is_rolled_back(path) {

@@ -59,8 +59,8 @@ pub struct Record {
     created_by_others: HashMap<PathBuf, usize>,
     names: HashMap<PathBuf, HashSet<OsString>>,
     gaps: Vec<(usize, String)>,
-    /// Spans of time in which changes are missing.
-    cuts: Vec<(usize, (i64, i64))>,
+    /// Spans of time in which changes are missing, with true if the machine has booted since.
+    cuts: Vec<(usize, (i64, i64), bool)>,
     /// Time by which the job has ended, in nanoseconds since 1970; `None` while it runs, or if that is not on record.
     ended_ns: Option<i64>,
     /// Paths that a rollback since has changed, or may have.
@@ -204,10 +204,14 @@ impl Record {
             }
             Line::Running => self.runs(),
             Line::Gap { reason } => self.gaps.push((self.now, reason)),
-            Line::Cut { from_ns, until_ns } => {
+            Line::Cut {
+                from_ns,
+                until_ns,
+                booted,
+            } => {
                 self.watching = false;
                 self.ended_ns = Some(until_ns);
-                self.cuts.push((self.now, (from_ns, until_ns)));
+                self.cuts.push((self.now, (from_ns, until_ns), booted));
             }
             Line::End => self.watching = false,
         }
@@ -247,14 +251,19 @@ impl Record {
             return Ok(());
         }
         let alive_ns = modified_ns(&std::fs::metadata(&self.path)?);
-        let until_ns = if self.boot == clock::boot() {
-            alive_ns + ALIVE_MARGIN_NS
-        } else {
+        let booted = self.boot != clock::boot();
+        let until_ns = if booted {
             // After a power failure, the record's time is one that had reached the disk.
             clock::boot_ns().min(alive_ns + UNWRITTEN_NS)
+        } else {
+            alive_ns + ALIVE_MARGIN_NS
         };
-        let from_ns = alive_ns - ALIVE_MARGIN_NS;
-        append(&self.path, &[Line::Cut { from_ns, until_ns }])?;
+        let cut = Line::Cut {
+            from_ns: alive_ns - ALIVE_MARGIN_NS,
+            until_ns,
+            booted,
+        };
+        append(&self.path, &[cut])?;
         self.catch_up()
     }
 

@@ -74,7 +74,13 @@ pub(super) enum Line {
     Gap { reason: String },
     /// The watcher ended together with the job, without its last line. Changes between these times are missing, in
     /// nanoseconds since 1970.
-    Cut { from_ns: i64, until_ns: i64 },
+    Cut {
+        from_ns: i64,
+        until_ns: i64,
+        /// True if the machine has booted since: no other program can have changed anything after the job's end.
+        #[serde(default)]
+        booted: bool,
+    },
     /// End of a complete part: the watcher has recorded everything up to here.
     End,
 }

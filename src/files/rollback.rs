@@ -22,7 +22,7 @@ use super::record::{Since, Touch};
 pub struct Rollback {
     /// Files and links created by the job since the snapshot. They are set aside.
     pub(super) aside: Vec<PathBuf>,
-    /// New files and folders of the last seconds before the machine stopped, which are not on record, in folders of the
+    /// New files and folders of the last seconds before a power failure, which are not on record, in folders of the
     /// job. They count as the job's.
     pub presumed: Vec<PathBuf>,
     /// Folders created by the job since the snapshot, contents before their folder. They are removed.
@@ -355,7 +355,7 @@ impl Rollback {
             if !is_new || is_known {
                 return;
             }
-            let is_jobs = !comparison.is_unwatched(path)
+            let is_jobs = comparison.is_of_last_seconds(path, at)
                 && jobs_users.contains(&metadata.uid())
                 && path
                     .parent()

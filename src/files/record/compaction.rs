@@ -121,9 +121,12 @@ impl Record {
                 part.push(Line::Gap { reason });
             }
         }
-        for (time, (from_ns, until_ns)) in &self.cuts {
-            let (from_ns, until_ns) = (*from_ns, *until_ns);
-            parts[count_at(*time)].push(Line::Cut { from_ns, until_ns });
+        for (time, (from_ns, until_ns), booted) in &self.cuts {
+            parts[count_at(*time)].push(Line::Cut {
+                from_ns: *from_ns,
+                until_ns: *until_ns,
+                booted: *booted,
+            });
         }
         let mut lines = vec![Line::Base { read: self.read }];
         let mut ids = images.into_iter().map(|(_, id)| id);
@@ -195,6 +198,7 @@ mod tests {
             Line::Cut {
                 from_ns: 1,
                 until_ns: 9,
+                booted: true,
             },
             Line::Image { id: 2 },
             // A failed image, and the next attempt at it.

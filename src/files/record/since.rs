@@ -50,11 +50,21 @@ impl Since<'_> {
     /// Returns true if a change at this time may be missing because the watcher ended together with the job.
     #[must_use]
     pub fn may_miss(&self, changed_ns: i64) -> bool {
-        let mut cuts = self.record.cuts.iter();
-        cuts.any(|(when, (from_ns, until_ns))| {
-            self.image.is_none_or(|image| *when >= image)
-                && (*from_ns..=*until_ns).contains(&changed_ns)
-        })
+        self.cuts_at(changed_ns).next().is_some()
+    }
+
+    /// Returns true if a change at this time may be missing because the machine lost its power.
+    #[must_use]
+    pub fn may_miss_by_boot(&self, changed_ns: i64) -> bool {
+        self.cuts_at(changed_ns).any(|booted| booted)
+    }
+
+    fn cuts_at(&self, at_ns: i64) -> impl Iterator<Item = bool> {
+        let image = self.image;
+        let cuts = self.record.cuts.iter();
+        let later = cuts.filter(move |(when, ..)| image.is_none_or(|image| *when >= image));
+        let here = later.filter(move |(_, (from, until), _)| (*from..=*until).contains(&at_ns));
+        here.map(|(.., booted)| *booted)
     }
 
     /// Returns true if a rollback since has changed the path, or may have.
@@ -67,7 +77,7 @@ impl Since<'_> {
     #[must_use]
     pub fn has_cuts(&self) -> bool {
         let mut cuts = self.record.cuts.iter();
-        cuts.any(|(when, _)| self.image.is_none_or(|image| *when >= image))
+        cuts.any(|(when, ..)| self.image.is_none_or(|image| *when >= image))
     }
 
     /// Returns the mount point of a file system that cannot be watched, if the path is on one.

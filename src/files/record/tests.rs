@@ -76,7 +76,7 @@ fn a_watcher_that_ended_with_the_job_leaves_a_short_gap() {
 }
 
 #[test]
-fn an_incomplete_last_line_is_removed_and_a_damaged_one_is_a_gap() {
+fn an_incomplete_last_line_is_removed_but_no_damaged_one() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("record");
     let add = |text: &[u8]| {
@@ -114,7 +114,7 @@ fn a_boot_long_after_the_last_line_does_not_prolong_the_cut() {
 }
 
 #[test]
-fn what_the_end_of_a_stopped_job_changes_is_ignored_until_it_runs() {
+fn what_the_end_of_a_stopped_job_changes_is_ignored() {
     let job_changes = job("/w/a", JobChange::Changed);
     let stopped = [begin(), Line::Image { id: 1 }, Line::Stopped { id: 1 }];
     let ended = [job_changes.clone(), Line::Ended { at_ns: 7 }, Line::End];

@@ -8,11 +8,16 @@ use super::super::record_line::{JobChange, Line, append};
 use super::scene::Scene;
 use crate::clock;
 
-/// Records that changes from now on are missing.
-fn cut(scene: &Scene) {
+/// Records that changes from now on are missing, after a boot or because a container was killed.
+fn cut(scene: &Scene, booted: bool) {
     let now = clock::unix_ns();
     let (from_ns, until_ns) = (now - 1_000_000_000, now + 60_000_000_000);
-    append(&scene.record(), &[Line::Cut { from_ns, until_ns }]).unwrap();
+    let line = Line::Cut {
+        from_ns,
+        until_ns,
+        booted,
+    };
+    append(&scene.record(), &[line]).unwrap();
     scene.pass_a_tick();
 }
 
@@ -21,7 +26,7 @@ fn changes_of_the_last_seconds_count_as_the_jobs_in_its_folders() {
     let mut scene = Scene::new(&[("state", "then"), ("same", "then")]);
     scene.snapshot();
     let before = scene.tree();
-    cut(&scene);
+    cut(&scene, true);
     fs::write(scene.path("state"), "now, and longer").unwrap();
     fs::write(scene.path("new"), "x").unwrap();
     fs::create_dir(scene.path("folder")).unwrap();
@@ -42,13 +47,23 @@ fn changes_of_the_last_seconds_elsewhere_are_refused() {
     scene.snapshot();
     let is_jobs = |path: &std::path::Path| path.ends_with("jobs/state");
     scene.set.files.retain(|path, _| is_jobs(path));
-    cut(&scene);
+    cut(&scene, true);
     fs::write(scene.path("others/new"), "x").unwrap();
     let lost = Lost {
         path: scene.path("others/new"),
         why: Why::Unknown,
     };
     assert_eq!(scene.lost(), [lost]);
+}
+
+#[test]
+fn new_files_after_the_end_of_a_container_are_refused() {
+    let mut scene = Scene::new(&[("state", "then")]);
+    scene.snapshot();
+    cut(&scene, false);
+    fs::write(scene.path("new"), "x").unwrap();
+    let (path, why) = (scene.path("new"), Why::Unknown);
+    assert_eq!(scene.lost(), [Lost { path, why }]);
 }
 
 #[test]
@@ -62,7 +77,7 @@ fn files_that_others_have_written_too_are_refused_after_a_cut() {
     };
     append(&scene.record(), &[other]).unwrap();
     scene.changed(&[("state", JobChange::Changed)]);
-    cut(&scene);
+    cut(&scene, true);
     fs::write(&path, "now, and longer").unwrap();
     let why = Why::OthersToo;
     assert_eq!(scene.lost(), [Lost { path, why }]);

@@ -44,7 +44,7 @@ fn what_others_change_while_the_job_is_stopped_stays() {
 
 /// As on another machine, or in another container.
 #[test]
-fn missing_files_of_a_stopped_job_are_made_again_without_a_watcher() {
+fn missing_files_of_an_unwatched_stopped_job_are_made_again() {
     let scene = stopped();
     for name in ["open", "state"] {
         fs::remove_file(scene.path(name)).unwrap();

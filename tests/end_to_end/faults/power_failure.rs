@@ -1,9 +1,11 @@
 //! A power failure seconds after a snapshot. `tests/power/run` does the same at random moments.
 
 use std::fs;
+use std::path::Path;
+use std::process::Command;
 
 use super::loop_disk::LoopDisk;
-use crate::harness::{ON_REQUEST, Place, Run, apply, as_root, stderr, wait_until};
+use crate::harness::{ON_REQUEST, Place, apply, as_root, copy_environment, stderr, wait_until};
 
 /// Writes as programs do that flush only some of their files, and checks all of them in the end.
 const WRITER: &str = r#"
@@ -29,6 +31,24 @@ assert all(open(f"parts/{n}").read() == f"part {n}" for n in range(number))
 assert open("state").read() == str(number - 1)
 "#;
 
+/// Returns a command for which the machine has just booted. `folder` is for files of /proc.
+fn after_a_boot(command: &Command, folder: &Path) -> Command {
+    let boot = r#"
+        echo 00000000-0000-0000-0000-000000000000 >"$0/boot_id" &&
+        sed "s/^btime .*/btime $(( $(date +%s) + 1 ))/" /proc/stat >"$0/stat" &&
+        mount --bind "$0/boot_id" /proc/sys/kernel/random/boot_id &&
+        mount --bind "$0/stat" /proc/stat && exec "$@""#;
+    let mut wrapped = Command::new("unshare");
+    wrapped
+        .args(["--mount", "sh", "-c", boot])
+        .arg(folder)
+        .arg(command.get_program())
+        .args(command.get_args())
+        .current_dir(command.get_current_dir().unwrap());
+    copy_environment(command, &mut wrapped);
+    wrapped
+}
+
 #[apply(as_root)]
 fn a_power_failure_after_a_snapshot_costs_no_image() {
     let (place, elsewhere) = (Place::new(), Place::new());
@@ -39,19 +59,20 @@ fn a_power_failure_after_a_snapshot_costs_no_image() {
     };
     fs::write(place.file("job.py"), WRITER).unwrap();
     let go = place.file("go");
-    let start = || -> Run {
-        let job = ["python3", "-u", "../job.py", go.to_str().unwrap()];
-        place.start_with(&ON_REQUEST, &job, |command| {
-            command
-                .current_dir(&folder)
-                .env("CKPT_RUN_SNAPSHOT_MIN_FREE", "0B");
-        })
+    let command = || {
+        let mut command = place.command(&ON_REQUEST);
+        command
+            .args(["--", "python3", "-u", "../job.py"])
+            .arg(&go)
+            .current_dir(&folder)
+            .env("CKPT_RUN_SNAPSHOT_MIN_FREE", "0B");
+        command
     };
     let wait_for_part = |number| {
         let part = folder.join(format!("parts/{number}"));
         wait_until("the job's progress", || part.exists());
     };
-    let mut run = start();
+    let mut run = place.spawn(command(), |_| {});
     wait_for_part(25);
     let mut snapshot = place.command(&["snapshot"]);
     let taken = snapshot.current_dir(&folder).output().unwrap();
@@ -62,7 +83,8 @@ fn a_power_failure_after_a_snapshot_costs_no_image() {
     disk.boot();
 
     fs::write(&go, "").unwrap();
-    assert_eq!(start().wait(), 0, "{}", place.text("err"));
+    let mut run = place.spawn(after_a_boot(&command(), elsewhere.path()), |_| {});
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
     let err = place.text("err");
     assert!(err.contains("restored image=000001"), "{err}");
 }
