@@ -168,6 +168,8 @@ impl Watcher {
         };
         watcher.list_folders(log);
         log.flush()?;
+        // After a power failure, the record must show that the job was running.
+        log.file.sync_data()?;
         Ok(watcher)
     }
 

@@ -164,6 +164,9 @@ impl Kept {
         for Lost { path, why } in self.rollback.lost.iter().take(NAMED_MAX) {
             tracing::warn!(file = %path.display(), "the job continues with a file that differs from the snapshot: {why}");
         }
+        if let [(first, _), rest @ ..] = &self.rollback.by_others[..] {
+            tracing::info!(file = %first.display(), more = rest.len(), "left as other programs have changed it since the snapshot");
+        }
         let presumed = &self.rollback.presumed;
         if presumed.len() > NAMED_MAX {
             tracing::warn!(

@@ -16,6 +16,7 @@ const SHUT_DOWN: &str = "import fcntl, os, sys; fcntl.ioctl(os.open(sys.argv[1],
 pub struct LoopDisk {
     folder: PathBuf,
     image: PathBuf,
+    boots: u32,
 }
 
 impl LoopDisk {
@@ -24,7 +25,11 @@ impl LoopDisk {
         fs::create_dir(&folder).expect("the folder is made");
         let file = File::create(&image).expect("the image is made");
         file.set_len(DISK_BYTES).expect("sparse");
-        let disk = Self { folder, image };
+        let disk = Self {
+            folder,
+            image,
+            boots: 0,
+        };
         if !succeeds(Command::new("mkfs.ext4").arg("-q").arg(&disk.image)) || !disk.mount() {
             skip("no file system can be made in a file and mounted here");
             return None;
@@ -62,7 +67,8 @@ impl LoopDisk {
     /// Mounts what has reached the disk before the failure.
     pub fn boot(&mut self) {
         // Other processes may still have the failed file system.
-        let image = self.image.with_extension("booted");
+        self.boots += 1;
+        let image = self.image.with_extension(self.boots.to_string());
         fs::copy(&self.image, &image).expect("copied");
         unmount(&self.folder);
         self.image = image;

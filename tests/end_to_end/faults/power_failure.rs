@@ -68,23 +68,33 @@ fn a_power_failure_after_a_snapshot_costs_no_image() {
             .env("CKPT_RUN_SNAPSHOT_MIN_FREE", "0B");
         command
     };
-    let wait_for_part = |number| {
-        let part = folder.join(format!("parts/{number}"));
+    let parts = || fs::read_dir(folder.join("parts")).unwrap().count();
+    let wait_for_parts = |count: usize| {
+        let part = folder.join(format!("parts/{count}"));
         wait_until("the job's progress", || part.exists());
     };
+    let err = || place.text("err");
+    let restores = || err().matches("restored image=000001").count();
     let mut run = place.spawn(command(), |_| {});
-    wait_for_part(25);
+    wait_for_parts(25);
     let mut snapshot = place.command(&["snapshot"]);
     let taken = snapshot.current_dir(&folder).output().unwrap();
     assert!(taken.status.success(), "{}", stderr(&taken));
-    wait_for_part(fs::read_dir(folder.join("parts")).unwrap().count() + 25);
+    wait_for_parts(parts() + 25);
+    disk.fail();
+    run.kill_supervisor();
+    disk.boot();
+
+    // Once more, right after the restore.
+    let mut run = place.spawn(after_a_boot(&command(), elsewhere.path()), |_| {});
+    wait_until("the restore", || restores() == 1);
+    wait_for_parts(parts() + 5);
     disk.fail();
     run.kill_supervisor();
     disk.boot();
 
     fs::write(&go, "").unwrap();
     let mut run = place.spawn(after_a_boot(&command(), elsewhere.path()), |_| {});
-    assert_eq!(run.wait(), 0, "{}", place.text("err"));
-    let err = place.text("err");
-    assert!(err.contains("restored image=000001"), "{err}");
+    assert_eq!(run.wait(), 0, "{}", err());
+    assert_eq!(restores(), 2, "{}", err());
 }
