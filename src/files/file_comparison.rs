@@ -1,6 +1,7 @@
 //! Comparison of the job's files with the set of an image: its input, and who has changed a file since.
 
 use std::collections::{BTreeMap, HashSet};
+use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -89,9 +90,10 @@ impl Comparison<'_> {
     pub fn is_lost_with_its_folder(&self, path: &Path, then: &KeptFile) -> bool {
         let mut folders = path.ancestors().skip(1);
         let folder = folders.find_map(|folder| folder.symlink_metadata().ok());
-        folder.is_some_and(|folder| {
+        let is_another = |folder: Metadata| {
             folder.dev() != then.identity.0 || born_ns(&folder) > self.set.frozen_ns
-        })
+        };
+        !self.since.by_others(path) && folder.is_some_and(is_another)
     }
 
     /// Returns the folders in which the job has changed something.

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use super::super::file_set::Kind;
+use super::super::file_set::{KeptFile, Kind};
 use super::super::lost::{Lost, OnLost, Why};
 use super::super::record_line::{JobChange, Line, append};
 use super::scene::Scene;
@@ -97,4 +97,12 @@ fn missing_files_return_if_their_folder_is_another_one() {
     let files = files.filter(|(_, file)| file.kind != Kind::Folder);
     let paths: Vec<_> = files.map(|(path, _)| path).collect();
     assert_eq!(paths, [scene.path("folder/gone")]);
+    let other = Line::Other {
+        path: scene.path("folder/gone"),
+        created: false,
+    };
+    append(&scene.record(), &[other]).unwrap();
+    let plan = scene.plan(OnLost::Refuse).unwrap();
+    let is_folder = |file: &KeptFile| file.kind == Kind::Folder;
+    assert!(plan.put_back.iter().all(|(_, file)| is_folder(file)));
 }
