@@ -395,6 +395,12 @@ impl Record {
         gap.map(|(_, reason)| reason.clone())
     }
 
+    /// Returns true if changes since the last image may be missing.
+    #[must_use]
+    pub fn has_gap(&self) -> bool {
+        self.gap_since(self.now).is_some()
+    }
+
     /// Returns true if the record contains the mark of an image.
     #[must_use]
     pub fn has(&self, image: u64) -> bool {

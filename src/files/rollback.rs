@@ -213,7 +213,8 @@ impl Rollback {
                     if !is_same && !then.is_special() && comparison.place.open.contains_key(path) {
                         return self.lose(path, Why::Replaced);
                     }
-                    if is_changed {
+                    // Not if only its times, links or attributes have changed: ckpt-run and CRIU link files.
+                    if is_changed && !is_there {
                         self.leave_to_others(path, is_same);
                     }
                 }

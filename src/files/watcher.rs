@@ -39,6 +39,8 @@ pub const LOG_DESCRIPTOR: RawFd = 200;
 const INIT: i32 = 1;
 /// Interval between two updates of the record's time, at which new lines are made durable.
 const ALIVE_EVERY: Duration = Duration::from_secs(1);
+/// The same if there are always new changes to read.
+const ALIVE_AT_LEAST_EVERY: Duration = Duration::from_secs(5);
 /// Reason for a gap in the record if only the watcher was killed.
 const KILLED: &str = "the process that watches the job's files was killed";
 /// Limit on the reads for a mark, so that it is answered on a busy machine.
@@ -230,7 +232,9 @@ impl Watcher {
             }
             let [changed, asked, ends, mounted] =
                 watched.map(|one| one.revents().is_some_and(|events| !events.is_empty()));
-            if alive.elapsed() >= ALIVE_EVERY && !changed {
+            let is_caught_up =
+                !changed || alive.elapsed() >= ALIVE_AT_LEAST_EVERY && self.drain(log)?;
+            if alive.elapsed() >= ALIVE_EVERY && is_caught_up {
                 self.passing.caught_up();
                 self.settle(|passing| passing.settled(clock::now()), log);
                 log.flush()?;
@@ -275,13 +279,14 @@ impl Watcher {
         Ok(true)
     }
 
-    fn drain(&mut self, log: &mut Log) -> io::Result<()> {
+    /// Returns true if all changes so far were read.
+    fn drain(&mut self, log: &mut Log) -> io::Result<bool> {
         for _ in 0..DRAIN_READS_MAX {
             if !self.take_once(log)? {
-                return Ok(());
+                return Ok(true);
             }
         }
-        Ok(())
+        Ok(false)
     }
 
     fn mark(&mut self, socket: &UnixStream, log: &mut Log) -> io::Result<()> {

@@ -261,13 +261,14 @@ impl Restore<'_> {
         let noted = reconnected.and_then(|ends| {
             let by_others = kept.as_ref().map(|kept| &*kept.rollback.by_others);
             let noted = context.files.note_run(by_others.unwrap_or_default());
+            // From here on, changes of files are the job's.
+            let noted = noted.map(|()| context.watch(self.sandbox));
+            let noted = noted.and_then(|()| context.files.note_missing_watcher());
             noted.map(|()| ends).map_err(RestoreError::Prepare)
         });
         let (ends, input_lost) = noted.inspect_err(|_| {
             self.undo(&cut);
         })?;
-        // From here on, changes of files are the job's.
-        context.watch(self.sandbox);
         let left = kept.iter().flat_map(|kept| kept.rollback.left());
         let left = left.map(Path::to_owned).collect();
         if let Some(kept) = kept {

@@ -53,14 +53,17 @@ impl Writing {
 
 fn write(store: &Path, set: &KeptFiles) -> io::Result<()> {
     let mut written = HashSet::new();
+    let mut failure = Ok(());
     let mut write = |file: BorrowedFd<'_>| {
         let is_new = fstat(file).is_ok_and(|found| written.insert(found.st_dev));
-        Ok::<(), io::Error>(is_new.then(|| syncfs(file)).transpose().map(drop)?)
+        if let Err(error) = is_new.then(|| syncfs(file)).transpose() {
+            failure = Err(error.into());
+        }
     };
     for output in [io::stdout().as_fd(), io::stderr().as_fd()] {
-        write(output)?;
+        write(output);
     }
-    write(File::open(store)?.as_fd())?;
+    write(File::open(store)?.as_fd());
     let mut seen = HashSet::new();
     for (path, file) in &set.files {
         if seen.contains(&file.identity.0) {
@@ -71,9 +74,9 @@ fn write(store: &Path, set: &KeptFiles) -> io::Result<()> {
             continue;
         };
         seen.insert(folder.metadata()?.dev());
-        write(folder.as_fd())?;
+        write(folder.as_fd());
     }
-    Ok(())
+    failure
 }
 
 /// Opens the folder of a file.

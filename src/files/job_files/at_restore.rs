@@ -10,7 +10,7 @@ use super::super::lost::RollbackError;
 use super::super::marker;
 use super::super::record_line::{Line, append};
 use super::super::rollback::Rollback;
-use super::JobFiles;
+use super::{JobFiles, NO_WATCHER};
 use crate::clock;
 use crate::sync::locked;
 
@@ -86,7 +86,7 @@ impl JobFiles {
         }
     }
 
-    /// Notes that the job runs again, if it was stopped, and what only other programs have changed meanwhile, with true for
+    /// Notes that the job runs again, if it was stopped, and what only other programs have changed until now, with true for
     /// new files: after another restore from the same image, that could not be told any more. To be called before the job
     /// runs.
     ///
@@ -94,15 +94,30 @@ impl JobFiles {
     /// The record cannot be written.
     pub fn note_run(&self, by_others: &[(PathBuf, bool)]) -> io::Result<()> {
         let mut state = locked(&self.state);
-        if !state.record.is_stopped() {
-            return Ok(());
-        }
+        let running = state.record.is_stopped().then_some(Line::Running);
         let others = by_others.iter().map(|(path, created)| Line::Other {
             path: path.clone(),
             created: *created,
         });
-        let lines: Vec<Line> = [Line::Running].into_iter().chain(others).collect();
+        let lines: Vec<Line> = running.into_iter().chain(others).collect();
+        if lines.is_empty() {
+            return Ok(());
+        }
         append(state.record.path(), &lines)?;
+        state.record.catch_up()
+    }
+
+    /// Notes that changes by the job are missing from here on, if no watcher runs. To be called before the job runs.
+    ///
+    /// # Errors
+    /// The record cannot be written.
+    pub fn note_missing_watcher(&self) -> io::Result<()> {
+        let mut state = locked(&self.state);
+        if state.marker.is_some() || state.record.has_gap() {
+            return Ok(());
+        }
+        let reason = NO_WATCHER.to_owned();
+        append(state.record.path(), &[Line::Gap { reason }])?;
         state.record.catch_up()
     }
 

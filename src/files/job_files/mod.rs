@@ -24,6 +24,8 @@ use crate::sync::locked;
 
 /// Reason why changes may be missing if the job's programs report theirs.
 const REPORTS_ONLY: &str = "the kernel reports them to root only, and programs that are linked statically or written in Go report none";
+/// Reason why changes may be missing if nobody records them.
+const NO_WATCHER: &str = "no watcher records the job's changes";
 /// Name of the record in the store.
 const RECORD: &str = "files.log";
 
@@ -410,7 +412,7 @@ impl JobFiles {
 /// The reason why there is no mark.
 fn request(state: &mut State, id: u64, mark: Mark) -> Result<(), String> {
     let Some(marker) = &mut state.marker else {
-        return Err("no watcher records the job's changes".to_owned());
+        return Err(NO_WATCHER.to_owned());
     };
     let newest = state.newest.as_ref();
     let newest_ns = newest.map_or(state.begun_ns, |it| it.set.frozen_ns);

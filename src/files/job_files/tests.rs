@@ -144,3 +144,32 @@ fn an_equal_file_of_another_machine_is_the_jobs() {
     append(&files.record_path(), &lines).unwrap();
     assert_eq!(put_back(), [data, path]);
 }
+
+#[test]
+fn changes_by_others_and_a_missing_watcher_are_noted() {
+    let place = tempfile::tempdir().unwrap();
+    let top = place.path().canonicalize().unwrap();
+    for folder in ["store", "work", "job"] {
+        std::fs::create_dir(top.join(folder)).unwrap();
+    }
+    let (boot, record) = (clock::boot().to_owned(), top.join("store").join(RECORD));
+    let at_ns = 7;
+    let lines = [
+        Line::Begin { boot },
+        Line::Image { id: 1 },
+        Line::Ended { at_ns },
+        Line::End,
+    ];
+    append(&record, &lines).unwrap();
+    let files = open(&top);
+    let log = top.join("job/log");
+    files.note_run(&[(log.clone(), false)]).unwrap();
+    let noted = || Record::open(&record).unwrap();
+    assert!(noted().since(1).by_others(&log) && noted().since(1).gap().is_none());
+    for _ in 0..2 {
+        files.note_missing_watcher().unwrap();
+        assert_eq!(noted().since(1).gap(), Some(NO_WATCHER.to_owned()));
+    }
+    let text = std::fs::read_to_string(&record).unwrap();
+    assert_eq!(text.matches(NO_WATCHER).count(), 1);
+}
