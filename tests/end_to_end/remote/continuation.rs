@@ -213,9 +213,11 @@ fn a_damaged_pack_refuses_the_restore_by_name() {
     let url = remote.url();
     let job = StepsJob::new(&place, &url);
     kill(job.start_with_image());
-    let pack = remote.objects("packs").pop_last().unwrap();
+    // That with the memory of the job; smaller ones have what accompanies the image.
+    let bytes = |pack: &String| fs::metadata(remote.file(pack)).unwrap().len();
+    let pack = remote.objects("packs").into_iter().max_by_key(bytes);
+    let pack = pack.unwrap();
     let mut content = fs::read(remote.file(&pack)).unwrap();
-    // In the memory of the job: what accompanies the image follows.
     let place_of_damage = 2 << 20;
     content[place_of_damage] ^= 1;
     fs::write(remote.file(&pack), &content).unwrap();
