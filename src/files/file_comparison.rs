@@ -181,10 +181,11 @@ impl Comparison<'_> {
             // The path in the record may differ if a folder is mounted twice.
             Writer::Open => !self.since.by_others(path),
             Writer::Included => true,
-            Writer::Job if now.is_some_and(|it| self.is_of_last_seconds(path, it.changed_ns)) => {
-                true
+            Writer::Job => {
+                now.is_some_and(|now| self.is_of_last_seconds(path, now.changed_ns))
+                    || self.place.included.matches(path)
             }
-            Writer::Job | Writer::Unknown => self.place.included.matches(path),
+            Writer::Unknown => self.place.included.matches(path),
         };
         if self.since.is_stopped() && self.since.is_rolled_back(path) {
             return true;

@@ -7,7 +7,6 @@ use std::collections::HashSet;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
@@ -54,27 +53,23 @@ impl Writing {
 fn write(store: &Path, set: &KeptFiles) -> io::Result<()> {
     let mut written = HashSet::new();
     let mut failure = Ok(());
-    let mut write = |file: BorrowedFd<'_>| {
+    let mut write = |file: BorrowedFd<'_>, written: &mut HashSet<u64>| {
         let is_new = fstat(file).is_ok_and(|found| written.insert(found.st_dev));
         if let Err(error) = is_new.then(|| syncfs(file)).transpose() {
             failure = Err(error.into());
         }
     };
     for output in [io::stdout().as_fd(), io::stderr().as_fd()] {
-        write(output);
+        write(output, &mut written);
     }
-    write(File::open(store)?.as_fd());
-    let mut seen = HashSet::new();
+    write(File::open(store)?.as_fd(), &mut written);
     for (path, file) in &set.files {
-        if seen.contains(&file.identity.0) {
-            continue;
-        }
         // The job may have removed the folder since. A folder of the set can be a mount point in another file system.
-        let Ok(folder) = open_folder(path) else {
-            continue;
-        };
-        seen.insert(folder.metadata()?.dev());
-        write(folder.as_fd());
+        if !written.contains(&file.identity.0)
+            && let Ok(folder) = open_folder(path)
+        {
+            write(folder.as_fd(), &mut written);
+        }
     }
     failure
 }

@@ -42,7 +42,7 @@ fn what_others_change_while_the_job_is_stopped_stays() {
     assert_eq!(plan.by_others, by_others);
 }
 
-/// As on another machine, or in another container.
+/// Missing files are what a restore finds on another machine, or in another container.
 #[test]
 fn missing_files_of_an_unwatched_stopped_job_are_made_again() {
     let scene = stopped();
