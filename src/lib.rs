@@ -89,6 +89,8 @@ mod plugin {
     #[allow(dead_code, reason = "the plugin uses the rest")]
     mod connection;
     #[cfg(test)]
+    mod extended_registers;
+    #[cfg(test)]
     #[allow(dead_code, reason = "the plugin uses the rest")]
     mod filters;
     #[cfg(test)]
@@ -109,6 +111,10 @@ mod plugin {
     #[cfg(test)]
     #[allow(dead_code, reason = "the plugin uses the rest")]
     mod mapping;
+    #[cfg(test)]
+    mod omitted_state;
+    #[cfg(test)]
+    mod protection_keys;
     #[cfg(test)]
     mod question;
     #[cfg(test)]

@@ -26,9 +26,9 @@ pub use cron::CronExpression;
 pub use error::{ConfigError, Distrust, Invalid};
 pub use loaded::{DEFAULT_TOML, Loaded, check, load};
 pub use model::{
-    Buffer, Config, Cpus, Criu, Cuda, Encryption, Files, IoUring, Isolation, Log, LogLevel, Memory,
-    Metrics, Nccl, Network, NetworkNamespace, OnLost, Retention, Sandbox, ShowProgress, Snapshot,
-    Tcp, Tty, Watch,
+    Buffer, Config, Cpus, Criu, Cuda, Encryption, Files, Isolation, Log, LogLevel, Memory, Metrics,
+    Nccl, Network, NetworkNamespace, OnLost, Retention, Sandbox, ShowProgress, Snapshot, Tcp, Tty,
+    Visibility, Watch,
 };
 pub use operation::{Hang, HangAction, HookCommand, Hooks, Interval, Jitter, Occasion, Sharing};
 pub use preemption_settings::{Endpoint, NoticeSource, Preemption};

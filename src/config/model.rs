@@ -115,17 +115,19 @@ impl FromStr for Tty {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Sandbox {
-    /// The job's view of `io_uring`.
-    pub io_uring: IoUring,
+    /// The job's view of `io_uring`, during whose use it cannot be snapshotted.
+    pub io_uring: Visibility,
+    /// The job's view of Landlock, whose rules are not restored.
+    pub landlock: Visibility,
 }
 
-/// The job's view of `io_uring`.
+/// The job's view of a feature of the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum IoUring {
+pub enum Visibility {
     /// The job does not see it, if ckpt-run has `CAP_SYS_ADMIN`.
     Hide,
-    /// The job sees it, and cannot be snapshotted while it uses it.
+    /// The job sees it.
     Allow,
 }
 

@@ -141,7 +141,7 @@ mod tests {
             (0x0000_0200, 12),
             "CRIU 4.0 knows these"
         );
-        assert!(descriptor.init.is_some() && descriptor.exit.is_none());
+        assert!(descriptor.init.is_some() && descriptor.exit.is_some());
         let table = ptr::from_ref(&descriptor.hooks).cast::<[usize; 12]>();
         // SAFETY: twelve pointers, by the assertion beside the type.
         let present = unsafe { *table }.map(|hook| hook != 0);

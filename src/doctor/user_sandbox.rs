@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::criu::Criu;
-use crate::sandbox::{Ended, IoUring, Isolation, Network, Sandbox, SandboxError, ToolCommand};
+use crate::sandbox::{Ended, Hidden, Isolation, Network, Sandbox, SandboxError, ToolCommand};
 
 /// Limit on `criu check`, which takes well under a second.
 const CHECK_LIMIT: Duration = Duration::from_secs(20);
@@ -41,7 +41,7 @@ impl UserSandbox {
             environment: Vec::new(),
             first_descriptor: STDERR,
             restores: None,
-            io_uring: IoUring::Allow,
+            hidden: Hidden::NOTHING,
             own_ipc: true,
             clock_offsets: None,
         };

@@ -3,8 +3,10 @@
 //!
 //! ```text
 //! dump     CHECKPOINT_DEVICES                 all tasks are frozen: waits once for the supervisor's answer; checks
-//!                                             seccomp filters (`filters`); makes interrupted waits continue
+//!                                             seccomp filters (`filters`); makes interrupted waits continue; saves
+//!                                             what CRIU omits (`omitted_state`)
 //!          HANDLE_DEVICE_VMA, DUMP_EXT_FILE   a listed device?  0 (nothing to save) : -ENOTSUP (CRIU refuses)
+//!          exit                               see `omitted_state`
 //! restore  RESTORE_EXT_FILE                   → /dev/null
 //!          UPDATE_VMA_MAP                     → /dev/zero
 //!          init, RESUME_DEVICES_LATE          see `guard`; tasks make their own system calls, and the supervisor
@@ -27,6 +29,7 @@ use super::guard;
 use super::inode::Inode;
 use super::interrupted::let_waits_go_on;
 use super::kernel::{open, pause, variable};
+use super::omitted_state;
 use super::question::ask;
 use super::remote_calls::make_calls;
 use super::text::number;
@@ -42,6 +45,8 @@ const HOOKS: c_uint = 12;
 const NOT_MINE: c_int = -95;
 /// CRIU aborts the dump and releases the tasks.
 const ABORT: c_int = -1;
+/// `CR_PLUGIN_STAGE__DUMP`.
+const DUMP: c_int = 0;
 /// CRIU uses the new offset and descriptor.
 const UPDATED: c_int = 1;
 
@@ -82,7 +87,7 @@ const _: () = assert!(core::mem::offset_of!(Descriptor, hooks) == 32);
 pub static CR_PLUGIN_DESC: Descriptor = Descriptor {
     name: b"ckpt-run\0",
     init: Some(guard::begin),
-    exit: None,
+    exit: Some(exit),
     version: VERSION,
     max_hooks: HOOKS,
     hooks: Hooks {
@@ -100,6 +105,13 @@ pub static CR_PLUGIN_DESC: Descriptor = Descriptor {
         checkpoint: Some(checkpoint),
     },
 };
+
+/// Called at the end, for a dump when CRIU's code has left the tasks and they are still frozen.
+extern "C" fn exit(stage: c_int, _result: c_int) {
+    if stage == DUMP {
+        omitted_state::leave();
+    }
+}
 
 /// Called for an open file that CRIU cannot dump.
 extern "C" fn dump_file(descriptor: c_int, _id: c_int) -> c_int {
@@ -158,7 +170,11 @@ extern "C" fn checkpoint(pid: c_int) -> c_int {
         return ABORT;
     }
     let_waits_go_on(pid);
-    NOT_MINE
+    if omitted_state::save(pid) {
+        NOT_MINE
+    } else {
+        ABORT
+    }
 }
 
 /// Called for each task when all tasks are restored and none is running yet. The first call makes the tasks' own system
@@ -172,6 +188,7 @@ extern "C" fn resume_late(_pid: c_int) -> c_int {
     if let Some(calls) = variable(CALLS) {
         make_calls(calls);
     }
+    omitted_state::give_back();
     guard::end();
     if ask(QUESTION) == Some(false) {
         // The supervisor kills the sandbox or has exited, and then the sandbox exits too. The tasks would run if CRIU

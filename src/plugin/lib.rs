@@ -5,7 +5,7 @@
 //! that they need no saving. At a restore, it replaces them by `/dev/null` and zeros.
 //!
 //! Waits that CRIU would interrupt continue (`interrupted`). Restored threads make the system calls that only they can
-//! make (`remote_calls`). During a restore, links of other users cannot redirect CRIU (`guard`). The plugin asks the
+//! make (`remote_calls`), and get state that CRIU omits (`omitted_state`). During a restore, links of other users cannot redirect CRIU (`guard`). The plugin asks the
 //! supervisor for permission at several steps (`question`).
 //!
 //! Preloaded into CRIU, it takes the place of some functions of the C library: `interposed` at a dump, `pages`,
@@ -21,6 +21,7 @@
 #![allow(unsafe_code, reason = "called by CRIU through C")]
 
 mod connection;
+mod extended_registers;
 mod filters;
 mod frozen_files;
 mod guard;
@@ -31,7 +32,9 @@ mod interrupted;
 mod kernel;
 mod listing;
 mod mapping;
+mod omitted_state;
 mod pages;
+mod protection_keys;
 mod question;
 mod refused;
 mod remote_calls;

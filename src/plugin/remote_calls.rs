@@ -2,17 +2,22 @@
     unsafe_code,
     reason = "called by CRIU through C, and traces the job's threads"
 )]
-//! System calls in restored threads before they run. They set attributes that only a thread itself can set and that
-//! CRIU (4.2) does not restore: execution domain (`personality`) and memory policy (`set_mempolicy`).
+//! System calls in threads that CRIU traces, all of which are stopped. At a dump they ask for state that only the process
+//! itself can see. At a restore, before the threads run, they set attributes that only a thread itself can set and that CRIU
+//! (4.2) does not restore: execution domain (`personality`) and memory policy (`set_mempolicy`).
 //!
-//! All threads are stopped and traced by CRIU, which runs this code, and have the registers with which they will
-//! continue. A thread executes one instruction that is written over its own code, with all signals blocked, and then
-//! has its former state again.
+//! A thread executes one instruction that is written over its program's code, with signals blocked, and then has its former
+//! state again. A restartable sequence (`rseq`) that it is in is hidden from the kernel meanwhile: the kernel would take it
+//! for left, and CRIU would not restart it.
 
 use core::ffi::{CStr, c_int, c_long, c_void};
 use core::ptr;
 
-use super::text::number;
+use super::kernel::{EINTR, O_CLOEXEC, close, openat, read_some};
+use super::listing::for_each_line;
+use super::mapping::range;
+use super::system_call::AT_FDCWD;
+use super::text::{Text, hexadecimal, number};
 
 /// Makes the calls of a list: entries `THREAD PERSONALITY MODE LOW HIGH`, in decimal, separated by semicolons. The last
 /// two are the halves of the set of nodes. A personality or mode of [`NONE`] is not set. The supervisor detects
@@ -26,22 +31,17 @@ pub fn make_calls(list: &CStr) {
         else {
             continue;
         };
-        let Ok(thread) = c_int::try_from(thread) else {
+        let thread = c_int::try_from(thread).ok();
+        let Some(mut remote) = thread.and_then(Remote::begin) else {
             continue;
         };
-        if cfg!(target_arch = "x86_64") {
-            let nodes = u64::from(high) << 32 | u64::from(low);
-            if personality != NONE {
-                call(thread, SYS_PERSONALITY, [personality.into(), 0, 0], None);
-            }
-            if mode != NONE {
-                call(
-                    thread,
-                    SYS_SET_MEMPOLICY,
-                    [mode.into(), 0, NODES],
-                    Some(nodes),
-                );
-            }
+        let nodes = u64::from(high) << 32 | u64::from(low);
+        if personality != NONE {
+            remote.call(SYS_PERSONALITY, [personality.into(), 0, 0, 0]);
+        }
+        if mode != NONE && remote.put(nodes) {
+            let set = if nodes == 0 { 0 } else { remote.place };
+            remote.call(SYS_SET_MEMPOLICY, [mode.into(), set, NODES, 0]);
         }
     }
 }
@@ -49,73 +49,234 @@ pub fn make_calls(list: &CStr) {
 /// Number that stands for no value.
 pub const NONE: u32 = u32::MAX;
 
-/// Makes a system call in a thread. `pointed` is the value that its second argument points to.
-fn call(thread: c_int, number: u64, mut arguments: [u64; 3], pointed: Option<u64>) {
-    let mut saved: Registers = [0; REGISTERS];
-    let mut mask: u64 = 0;
-    let (size, all) = (size_of::<u64>(), u64::MAX);
-    // SAFETY: the kernel writes as many registers as there are.
-    if unsafe { ptrace(PTRACE_GETREGS, thread, 0_u64, &raw mut saved) } != 0
-        || saved[CS] != NATIVE_CODE
+/// A stopped thread that executes instructions. It has its former state again when the value is dropped.
+pub struct Remote {
+    thread: c_int,
+    registers: Registers,
+    mask: u64,
+    /// Address of a word that the instructions may use.
+    pub place: u64,
+    /// Address of the instructions.
+    code: u64,
+    /// Addresses of words with their former values: both places, and the thread's restartable sequence.
+    words: [(u64, u64); 3],
+    was_stopped: bool,
+}
+
+/// `struct ptrace_rseq_configuration`.
+#[repr(C)]
+#[derive(Default)]
+struct Sequences {
+    address: u64,
+    rest: [u32; 4],
+}
+
+impl Remote {
+    /// Returns `None` for a thread that has exited, or in which no instruction can be executed.
+    pub fn begin(thread: c_int) -> Option<Self> {
+        let registers = registers(thread).filter(is_native)?;
+        let (mut mask, size) = (0_u64, size_of::<u64>());
         // SAFETY: the kernel writes a mask of this size.
-        || unsafe { ptrace(PTRACE_GETSIGMASK, thread, size, &raw mut mask) } != 0
-    {
-        return;
-    }
-    // The address is below the area that functions may use without moving the stack pointer.
-    let place = saved[RSP].wrapping_sub(RED_ZONE) & !7;
-    let code = saved[RIP] & !7;
-    let (before, instructions) = (peek(thread, place), peek(thread, code));
-    if let Some(pointed) = pointed {
-        arguments[1] = if pointed == 0 { 0 } else { place };
-        if !poke(thread, place, pointed) {
-            return;
+        if unsafe { ptrace(PTRACE_GETSIGMASK, thread, size, &raw mut mask) } != 0
+            // It would be delivered instead of a step, once it is no longer blocked.
+            || mask & SIGTRAP_BIT != 0 && has_pending_trap(thread)
+        {
+            return None;
         }
+        let (code, place) = places(thread)?;
+        let sequence = sequence(thread);
+        let with_value = |address| (address, peek(thread, address));
+        let words = [code, place, sequence].map(with_value);
+        // A blocked SIGTRAP would lose its handler when the thread reports that it has made a step.
+        let blocked = !SIGTRAP_BIT;
+        // SAFETY: reads the value; the thread is stopped.
+        unsafe { ptrace(PTRACE_SETSIGMASK, thread, size, &raw const blocked) };
+        let begun = Self {
+            thread,
+            registers,
+            mask,
+            place,
+            code,
+            words,
+            was_stopped: false,
+        };
+        (sequence == 0 || poke(thread, sequence, 0)).then_some(begun)
     }
-    let mut registers = saved;
-    registers[RIP] = code;
-    registers[RAX] = number;
-    // No system call is in progress that the kernel would restart.
-    registers[ORIG_RAX] = u64::MAX;
-    [registers[RDI], registers[RSI], registers[RDX]] = arguments;
-    if poke(thread, code, instructions & !SYSCALL_MASK | SYSCALL) {
+
+    /// Writes the word at [`place`](Self::place).
+    pub fn put(&self, word: u64) -> bool {
+        poke(self.thread, self.place, word)
+    }
+
+    /// Reads the word at [`place`](Self::place).
+    pub fn word(&self) -> u64 {
+        peek(self.thread, self.place)
+    }
+
+    /// Makes a system call. Returns its result, or an error's number, negative; `None` if the thread could not make it.
+    pub fn call(&mut self, number: u64, arguments: [u64; 4]) -> Option<i64> {
+        let mut registers = self.registers;
+        registers[RAX] = number;
+        [
+            registers[RDI],
+            registers[RSI],
+            registers[RDX],
+            registers[R10],
+        ] = arguments;
+        let after = self.execute(SYSCALL, registers)?;
+        Some(after[RAX].cast_signed())
+    }
+
+    /// Executes `tilezero`, after which the kernel has room for the thread's tiles. The tile is configured.
+    pub fn zero_tile(&mut self) -> bool {
+        self.execute(TILE_ZERO, self.registers).is_some()
+    }
+
+    /// Executes an instruction of so many bytes. Returns the registers after it.
+    fn execute(
+        &mut self,
+        (instruction, bytes): (u64, u64),
+        mut registers: Registers,
+    ) -> Option<Registers> {
+        let [(_, before), ..] = self.words;
+        let kept = before & u64::MAX << (8 * bytes);
+        registers[RIP] = self.code;
+        // No system call is in progress that the kernel would restart.
+        registers[ORIG_RAX] = u64::MAX;
+        if !poke(self.thread, self.code, kept | instruction) {
+            return None;
+        }
+        let from = &raw const registers;
+        // SAFETY: reads the registers.
+        let is_set = unsafe { ptrace(PTRACE_SETREGS, self.thread, 0_u64, from) } == 0;
+        let after = (is_set && self.step()).then(|| self::registers(self.thread))??;
+        (after[RIP] == self.code + bytes).then_some(after)
+    }
+
+    /// Lets the thread execute one instruction. Returns false if it has not, but received a signal instead. A stop signal,
+    /// which no mask blocks, is noted: CRIU sends it to a process that is to be restored as stopped.
+    fn step(&mut self) -> bool {
+        for _ in 0..STEPS_MAX {
+            let mut status = 0;
+            // SAFETY: the thread is stopped.
+            let has_moved = unsafe { ptrace(PTRACE_SINGLESTEP, self.thread, 0_u64, 0_u64) } == 0
+                && wait(self.thread, &mut status);
+            match status {
+                _ if !has_moved => return false,
+                STEPPED => return true,
+                GOT_STOP => self.was_stopped = true,
+                // A report that the process is stopped.
+                other if other >> 16 == PTRACE_EVENT_STOP => {}
+                _ => return false,
+            }
+        }
+        false
+    }
+}
+
+impl Drop for Remote {
+    fn drop(&mut self) {
+        let (thread, size) = (self.thread, size_of::<u64>());
+        for (address, word) in self.words {
+            if address != 0 {
+                poke(thread, address, word);
+            }
+        }
         // SAFETY: reads the values given; the thread is stopped.
         unsafe {
-            ptrace(PTRACE_SETSIGMASK, thread, size, &raw const all);
-            ptrace(PTRACE_SETREGS, thread, 0_u64, &raw const registers);
-        }
-        let was_stopped = step(thread);
-        poke(thread, code, instructions);
-        // SAFETY: as above.
-        unsafe {
-            ptrace(PTRACE_SETREGS, thread, 0_u64, &raw const saved);
-            ptrace(PTRACE_SETSIGMASK, thread, size, &raw const mask);
-            if was_stopped {
+            ptrace(PTRACE_SETREGS, thread, 0_u64, &raw const self.registers);
+            ptrace(PTRACE_SETSIGMASK, thread, size, &raw const self.mask);
+            if self.was_stopped {
                 // Reaches the thread's process, as CRIU's signal did.
                 kill(thread, SIGSTOP);
             }
         }
     }
-    if pointed.is_some() {
-        poke(thread, place, before);
-    }
 }
 
-/// Lets a thread execute one instruction. Returns true if that has taken away a stop signal, which no mask blocks: CRIU
-/// sends it to a process that is to be restored as stopped.
-fn step(thread: c_int) -> bool {
-    let mut was_stopped = false;
-    loop {
-        let mut status = 0;
-        // SAFETY: the thread is stopped, and there is room for the status.
-        let has_moved = unsafe {
-            ptrace(PTRACE_SINGLESTEP, thread, 0_u64, 0_u64) == 0
-                && waitpid(thread, &raw mut status, WALL) == thread
-        };
-        if !has_moved || status != SIGSTOP << 8 | STOPPED {
-            return was_stopped;
+/// Returns true for a thread that is in 64-bit code of this machine.
+pub fn can_call(thread: c_int) -> bool {
+    registers(thread).is_some_and(|registers| is_native(&registers))
+}
+
+fn registers(thread: c_int) -> Option<Registers> {
+    let mut registers: Registers = [0; REGISTERS];
+    let into = &raw mut registers;
+    // SAFETY: the kernel writes as many registers as there are.
+    (unsafe { ptrace(PTRACE_GETREGS, thread, 0_u64, into) } == 0).then_some(registers)
+}
+
+fn is_native(registers: &Registers) -> bool {
+    cfg!(target_arch = "x86_64") && registers[CS] == NATIVE_CODE
+}
+
+/// Returns the beginning of a private mapping with code and of one with data.
+fn places(thread: c_int) -> Option<(u64, u64)> {
+    let (mut code, mut data) = (None, None);
+    let file = open_in_proc(thread, b"/maps")?;
+    for_each_line(file, |line| {
+        let mut words = line.split(|byte| *byte == b' ');
+        let begin = words.next().and_then(range).map(|(begin, _)| begin);
+        match words.next() {
+            Some(b"r-xp") => code = code.or(begin),
+            Some(b"rw-p") => data = data.or(begin),
+            _ => {}
         }
-        was_stopped = true;
+        code.is_none() || data.is_none()
+    });
+    // SAFETY: nobody else has it.
+    unsafe { close(file) };
+    code.zip(data)
+}
+
+/// Returns the address where a thread names the restartable sequence that it is in; 0 if it has none, or on a kernel that
+/// does not show it (before 5.13).
+fn sequence(thread: c_int) -> u64 {
+    let mut sequences = Sequences::default();
+    let (size, into) = (size_of::<Sequences>(), &raw mut sequences);
+    // SAFETY: the kernel writes at most so many bytes.
+    unsafe { ptrace(PTRACE_GET_RSEQ_CONFIGURATION, thread, size, into) };
+    if sequences.address == 0 {
+        return 0;
+    }
+    let place = sequences.address + OFFSET_OF_SEQUENCE;
+    if peek(thread, place) == 0 { 0 } else { place }
+}
+
+/// Returns true if SIGTRAP waits for a thread, or if that cannot be determined.
+fn has_pending_trap(thread: c_int) -> bool {
+    let Some(file) = open_in_proc(thread, b"/status") else {
+        return true;
+    };
+    let mut status = [0; STATUS_BYTES];
+    let read = read_some(file, &mut status);
+    // SAFETY: nobody else has it.
+    unsafe { close(file) };
+    let text = read.ok().and_then(|read| status.get(..read));
+    let mask = |name| text.and_then(|text| hexadecimal(text, name));
+    let waiting = mask(b"\nSigPnd:\t").zip(mask(b"\nShdPnd:\t"));
+    waiting.is_none_or(|(own, shared)| (own | shared) & SIGTRAP_BIT != 0)
+}
+
+fn open_in_proc(thread: c_int, name: &[u8]) -> Option<c_int> {
+    let mut path = Text::new();
+    path.push(b"/proc/");
+    path.push_number(thread);
+    path.push(name);
+    openat(AT_FDCWD, path.as_c(), O_CLOEXEC).ok()
+}
+
+/// Waits until a thread has stopped.
+fn wait(thread: c_int, status: &mut c_int) -> bool {
+    loop {
+        // SAFETY: there is room for the status.
+        if unsafe { waitpid(thread, status, WALL) } == thread {
+            return true;
+        }
+        // SAFETY: the C library's variable for the error of this thread.
+        if unsafe { *__errno_location() } != EINTR {
+            return false;
+        }
     }
 }
 
@@ -130,10 +291,16 @@ fn poke(thread: c_int, place: u64, word: u64) -> bool {
     unsafe { ptrace(PTRACE_POKEDATA, thread, place, word) == 0 }
 }
 
-/// The instruction `syscall` at the beginning of a word.
-const SYSCALL: u64 = 0x050f;
-const SYSCALL_MASK: u64 = 0xffff;
-const RED_ZONE: u64 = 256;
+/// The instruction `syscall`, and its bytes.
+const SYSCALL: (u64, u64) = (0x050f, 2);
+/// The instruction `tilezero tmm0`, and its bytes.
+const TILE_ZERO: (u64, u64) = (0xc0_497b_e2c4, 5);
+/// Attempts to let a thread execute an instruction; each report of a stop takes one.
+const STEPS_MAX: u32 = 16;
+/// Most bytes of `/proc/TID/status` that are read: the masks are within the first 2 KiB.
+const STATUS_BYTES: usize = 4096;
+/// Place of `rseq_cs` in `struct rseq`.
+const OFFSET_OF_SEQUENCE: u64 = 8;
 /// Bits of a set of nodes, and one more, by the convention of the call.
 const NODES: u64 = 65;
 const SYS_PERSONALITY: u64 = 135;
@@ -145,15 +312,24 @@ const PTRACE_GETREGS: c_int = 12;
 const PTRACE_SETREGS: c_int = 13;
 const PTRACE_GETSIGMASK: c_int = 0x420a;
 const PTRACE_SETSIGMASK: c_int = 0x420b;
+const PTRACE_GET_RSEQ_CONFIGURATION: c_int = 0x420f;
+const PTRACE_EVENT_STOP: c_int = 128;
+const SIGTRAP: c_int = 5;
+const SIGTRAP_BIT: u64 = 1 << (SIGTRAP - 1);
 const SIGSTOP: c_int = 19;
 /// Low byte of the status of a stopped thread. The next byte is the signal.
 const STOPPED: c_int = 0x7f;
+/// Status of a thread that has executed an instruction.
+const STEPPED: c_int = SIGTRAP << 8 | STOPPED;
+/// Status of a thread that is about to receive SIGSTOP.
+const GOT_STOP: c_int = SIGSTOP << 8 | STOPPED;
 /// `__WALL`: also threads.
 const WALL: c_int = 0x4000_0000;
 
 /// `struct user_regs_struct` (x86-64) and the places in it.
 type Registers = [u64; REGISTERS];
 const REGISTERS: usize = 27;
+const R10: usize = 7;
 const RAX: usize = 10;
 const RDX: usize = 12;
 const RSI: usize = 13;
@@ -161,7 +337,6 @@ const RDI: usize = 14;
 const ORIG_RAX: usize = 15;
 const RIP: usize = 16;
 const CS: usize = 17;
-const RSP: usize = 19;
 /// Selector of 64-bit code (`__USER_CS`).
 const NATIVE_CODE: u64 = 0x33;
 
@@ -170,4 +345,5 @@ unsafe extern "C" {
     fn ptrace(request: c_int, ...) -> c_long;
     fn waitpid(pid: c_int, status: *mut c_int, options: c_int) -> c_int;
     fn kill(pid: c_int, signal: c_int) -> c_int;
+    fn __errno_location() -> *mut c_int;
 }

@@ -25,6 +25,12 @@ pub const GO_ON: u8 = b'r';
 pub const FILTERS: &CStr = c"CKPT_RUN_PLUGIN_FILTERS";
 /// System calls that restored threads make before they run; `remote_calls.rs` has the format.
 pub const CALLS: &CStr = c"CKPT_RUN_PLUGIN_CALLS";
+/// Descriptor of the file in memory with the state that CRIU omits, in decimal. Set at a dump, and at a restore if there is
+/// any such state.
+pub const OMITTED: &CStr = c"CKPT_RUN_PLUGIN_OMITTED";
+/// Kind of the record in this file that refuses a dump: a process uses protection keys in a way that
+/// cannot be restored.
+pub const REFUSED: u32 = 0;
 /// Mount points, separated by newlines, on which symbolic links are disabled during a restore.
 pub const NO_LINKS: &CStr = c"CKPT_RUN_PLUGIN_NO_LINKS";
 /// Beginning of the paths of the sockets for long reads of memory pages. Device (major and minor number) and inode number

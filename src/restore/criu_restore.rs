@@ -16,13 +16,13 @@ use super::landing::Landing;
 use crate::clock;
 use crate::config;
 use crate::criu::{
-    ImagePipe, ImageSource, Inherited, MEMORY_FILES, OPEN_FILES, RestoreOptions, Serve, Tcp,
-    asks_when_restored, plugin_calls, plugin_interposes, plugin_reads_directly, plugin_restores,
-    reports_shortage, restore_arguments, without_sizes,
+    ImagePipe, ImageSource, Inherited, MEMORY_FILES, OPEN_FILES, OmittedState, RestoreOptions,
+    Serve, Tcp, asks_when_restored, plugin_calls, plugin_interposes, plugin_reads_directly,
+    plugin_restores, reports_shortage, restore_arguments, without_sizes,
 };
 use crate::job::{self, ThreadAttributes};
 use crate::run::format::{logged, why};
-use crate::run::image_facts::ImageFacts;
+use crate::run::image_facts::{ImageFacts, OMITTED_STATE};
 use crate::run::run_context::RunContext;
 use crate::sandbox::{Clocks, Ended, Sandbox, SandboxError, ToolCommand, ToolRun};
 use crate::store::{ImageReader, ReadError};
@@ -30,6 +30,9 @@ use crate::sync::{OnPanic, locked};
 
 /// Limit on CRIU's list of open files, room for a million.
 const OPEN_FILES_BYTES_MAX: u64 = 1 << 30;
+
+/// Limit on the state that CRIU omits, room for a hundred thousand threads with tiles.
+const OMITTED_BYTES_MAX: u64 = 1 << 30;
 
 /// Number of the first descriptor that CRIU inherits. It is above the descriptors that CRIU is started with, and below
 /// CRIU's service descriptors.
@@ -67,6 +70,9 @@ pub(super) fn run_criu(
         descriptors.push(files.descriptor());
         PathBuf::from(format!("/proc/self/fd/{number}"))
     });
+    let omitted = omitted(image)?;
+    let omitted_number = (FIRST_DESCRIPTOR..).nth(descriptors.len());
+    descriptors.extend(omitted.iter().map(OmittedState::descriptor));
     let libdir = context.libdir();
     let tcp = tcp(context, facts);
     let lock = match tcp {
@@ -90,12 +96,14 @@ pub(super) fn run_criu(
         unprivileged: sandbox.is_unprivileged(),
         inherited: &inherited,
     }));
-    let landing = Landing::prepare(context, sandbox, facts, sockets.path())?;
+    let landing = Landing::prepare(context, sandbox, facts, omitted.as_ref(), sockets.path())?;
     let mut environment = plugin_restores(context.criu.version, facts.pids.root);
     let interposes = plugin_interposes(&libdir, sockets.path());
     environment.push(interposes.map_err(RestoreError::Prepare)?);
     environment.extend(landing.environment()?);
     environment.extend(own_calls(&facts.attributes));
+    let omitted_number = omitted_number.filter(|_| omitted.is_some());
+    environment.extend(omitted_number.map(OmittedState::variable));
     environment.push(asks_when_restored(sockets.path()));
     environment.push(plugin_reads_directly(sockets.path()));
     let begun = clock::now();
@@ -107,7 +115,7 @@ pub(super) fn run_criu(
         environment,
         first_descriptor: FIRST_DESCRIPTOR,
         restores: Some(facts.pids),
-        io_uring: facts.io_uring,
+        hidden: facts.hidden,
         own_ipc: false,
         clock_offsets,
     };
@@ -258,6 +266,16 @@ fn open_files(
     let edited = without_sizes(&list, |path| left.contains(path));
     let edited = edited.ok_or_else(|| io::Error::from(ErrorKind::InvalidData));
     Ok(Some(edited.map_err(RestoreError::Prepare)?))
+}
+
+/// Returns the state that CRIU omits, if the image has any.
+fn omitted(image: &ImageReader) -> Result<Option<OmittedState>, RestoreError> {
+    if !image.contains(OMITTED_STATE) {
+        return Ok(None);
+    }
+    let content = image.read_to_vec(OMITTED_STATE, OMITTED_BYTES_MAX)?;
+    let omitted = OmittedState::holding(&content).map_err(RestoreError::Prepare)?;
+    Ok(Some(omitted))
 }
 
 /// Sends an image file to CRIU: `open_files` in place of the image's list of open files, if there is one. A failure is

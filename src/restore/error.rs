@@ -58,6 +58,12 @@ pub enum RestoreError {
     /// Another user has replaced files that the restore opens.
     #[error("cannot restore the processes")]
     Landed(#[from] job::LandedError),
+    /// The kernel did not accept state that the plugin gives back. No process of the image has run.
+    #[error(
+        "cannot restore state of the processes that CRIU does not know (AMX tiles, protection keys or the dispatch of system \
+         calls): the kernel or the processor of this machine does not accept it; use a machine like that of the image"
+    )]
+    Omitted,
     /// CRIU did not call the plugin before the tasks ran, so their open files were not checked.
     #[error(
         "cannot check the open files of the restored processes: this CRIU does not ask its plugin before they run; use CRIU 3.17 or later with plugins"

@@ -10,7 +10,7 @@ use std::path::Path;
 use super::criu_restore::Failure;
 use super::error::RestoreError;
 use crate::clock;
-use crate::criu::{PluginVariable, Question, plugin_follows_no_links};
+use crate::criu::{OmittedState, PluginVariable, Question, plugin_follows_no_links};
 use crate::job::{self, Expected};
 use crate::run::gpu_facts::SparedThreads;
 use crate::run::image_facts::ImageFacts;
@@ -22,6 +22,8 @@ use crate::sync::OnPanic;
 pub(super) struct Landing<'a> {
     sandbox: &'a Sandbox,
     facts: &'a ImageFacts,
+    /// State that the plugin gives back, if there is any.
+    omitted: Option<&'a OmittedState>,
     /// Files that CRIU should open; `None` if no other user can replace them.
     expected: Option<Expected>,
     question: Question,
@@ -36,12 +38,14 @@ impl<'a> Landing<'a> {
         context: &RunContext,
         sandbox: &'a Sandbox,
         facts: &'a ImageFacts,
+        omitted: Option<&'a OmittedState>,
         folder: &Path,
     ) -> Result<Self, RestoreError> {
         let ours = context.files.ours();
         Ok(Self {
             sandbox,
             facts,
+            omitted,
             expected: Expected::note(&facts.users, &facts.files, &facts.nodes, ours)?,
             question: Question::bind(folder).map_err(RestoreError::Prepare)?,
         })
@@ -71,6 +75,9 @@ impl<'a> Landing<'a> {
     }
 
     fn complete(&self) -> Result<(), RestoreError> {
+        if self.omitted.and_then(OmittedState::remaining).is_some() {
+            return Err(RestoreError::Omitted);
+        }
         let root = job::child_with_pid(self.sandbox.pid(), self.facts.pids.root)?;
         let processes = job::tree(root)?;
         if let Some(expected) = &self.expected {

@@ -15,11 +15,13 @@ use crate::clock;
 use crate::files::Kept;
 use crate::job::{Node, OpenFile, ProcessAccount, SocketOptions, Sockets, ThreadAttributes, Timer};
 use crate::path_text::{self, CommandLine};
-use crate::sandbox::{Clocks, IoUring, Isolation, JobPids, Network};
+use crate::sandbox::{Clocks, Hidden, Isolation, JobPids, Network};
 use crate::store::{ImageId, WorkShares};
 
 /// Stream with the list of the files that the job writes.
 pub(crate) const KEPT_LIST: &str = "kept/list";
+/// Name of the stream with the state of processes that CRIU omits. An image without such state has none.
+pub(crate) const OMITTED_STATE: &str = "omitted";
 
 /// Returns the name of the stream with the contents that an image adds.
 pub(crate) fn kept_stream(image: ImageId) -> String {
@@ -110,10 +112,10 @@ pub struct ImageFacts {
     /// The user whose namespace the job had; `None` if it had none of its own.
     #[serde(default)]
     pub namespace_of: Option<u32>,
-    /// `Hide` if the restored job must inherit the filter that hides `io_uring`; `Allow` if CRIU restores the job's
-    /// filters, or if there are none.
-    #[serde(default = "not_inherited")]
-    pub io_uring: IoUring,
+    /// Features hidden by the filter that the restored job must inherit; none if CRIU restores the job's filters, or if
+    /// there are none.
+    #[serde(flatten)]
+    pub hidden: Hidden,
     /// True if the job had a network namespace.
     #[serde(default)]
     pub own_network: bool,
@@ -157,11 +159,6 @@ pub struct ImageFacts {
     /// Thread attributes that a restore sets again.
     #[serde(default)]
     pub attributes: Vec<ThreadAttributes>,
-}
-
-/// Returns the value for images made before there was another.
-fn not_inherited() -> IoUring {
-    IoUring::Allow
 }
 
 impl ImageFacts {

@@ -23,7 +23,7 @@ use crate::criu::{self, Criu};
 use crate::cuda;
 use crate::files::{self, Choice, JobFiles, LOG_DESCRIPTOR, OnLost, WATCHER_ARGUMENT};
 use crate::remote_run::{RemoteRun, RunLease, StoreLease};
-use crate::sandbox::{IoUring, Isolation, JobUser, Sandbox, ToolCommand};
+use crate::sandbox::{Hidden, Isolation, JobUser, Sandbox, ToolCommand};
 use crate::store::fs::durable::{self, DurableError};
 use crate::store::{ImageId, Store, StoreLock};
 
@@ -228,7 +228,7 @@ impl RunContext {
             environment: Vec::new(),
             first_descriptor: LOG_DESCRIPTOR,
             restores: None,
-            io_uring: IoUring::Allow,
+            hidden: Hidden::NOTHING,
             own_ipc: false,
             clock_offsets: None,
         };

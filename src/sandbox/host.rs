@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ use super::message_queues;
 use super::mounts::{self, KnownMounts, MountChanges};
 use super::network::{self, Connection, NetworkError};
 use super::protocol::{Credentials, Ended, Event, Request, ToolCommand, receive, send};
-use super::seccomp::IoUring;
+use super::seccomp::Hidden;
 use super::spawn::{SpawnError, privilege_missing, spawn};
 use super::user_namespace::is_in_user_namespace;
 use super::{Isolation, Network};
@@ -81,6 +81,8 @@ pub struct Sandbox {
     tool_events: Mutex<Receiver<Event>>,
     /// Requested descriptors, or the system's error numbers.
     opened: Mutex<Receiver<io::Result<OwnedFd>>>,
+    /// Features that the sandbox hides from the job.
+    hidden: OnceLock<Hidden>,
     /// True if pid 1 has more to do after the job's end: for a watcher, or for the network's last data.
     has_last_work: AtomicBool,
 }
@@ -172,6 +174,7 @@ impl Sandbox {
             reaped,
             tool_events: Mutex::new(tool_events),
             opened: Mutex::new(opened),
+            hidden: OnceLock::new(),
             has_last_work: AtomicBool::new(isolation.has_network()),
         }))
     }
@@ -222,6 +225,12 @@ impl Sandbox {
         self.isolation.is_user() || is_in_user_namespace()
     }
 
+    /// Returns what the filter hides that the sandbox has installed for the job.
+    #[must_use]
+    pub fn hidden(&self) -> Hidden {
+        self.hidden.get().copied().unwrap_or_default()
+    }
+
     /// Starts the job, in the terminal that its stdout is, if it is one; [`Event::Started`], [`Event::NotStarted`] or [`Event::Failed`] follows.
     ///
     /// # Errors
@@ -229,15 +238,16 @@ impl Sandbox {
     pub fn start_job(
         &self,
         command: &[OsString],
-        io_uring: IoUring,
+        hidden: Hidden,
         user: Option<&Credentials>,
         stdio: &[OwnedFd; 3],
     ) -> Result<(), SandboxError> {
         let (program, arguments) = command.split_first().ok_or(SandboxError::Gone)?;
+        let _ = self.hidden.set(hidden);
         let request = Request::Start {
             program: program.clone(),
             arguments: arguments.to_vec(),
-            io_uring,
+            hidden,
             signals: CallersSignals::recorded(),
             user: user.cloned(),
         };
@@ -325,6 +335,9 @@ impl Sandbox {
             .try_lock()
             .map_err(|_| SandboxError::Busy)?;
         while events.try_recv().is_ok() {} // the late end of an earlier tool
+        if tool.restores.is_some() {
+            let _ = self.hidden.set(tool.hidden);
+        }
         self.say(&Request::Run(tool), descriptors)?;
         Ok(ToolRun {
             events,

@@ -187,7 +187,7 @@ impl Init {
             Request::Start {
                 program,
                 arguments,
-                io_uring,
+                hidden,
                 signals,
                 user,
             } => self
@@ -195,7 +195,7 @@ impl Init {
                     &root::JobCommand {
                         program: &program,
                         arguments: &arguments,
-                        io_uring,
+                        hidden,
                         signals,
                         user: user.as_ref(),
                     },

@@ -49,7 +49,7 @@ pub use mounts::MountChanges;
 pub use network::{NetworkError, find_pasta};
 pub use network_keeper::{KEEPER_ARGUMENT, main as network_keeper_main};
 pub use protocol::{Credentials, Ended, Event, JobPids, ToolCommand};
-pub use seccomp::IoUring;
+pub use seccomp::{Hidden, Visibility};
 pub use spawn::{SpawnError, privilege_missing, raise_descriptor_limit, with_job_descriptor_limit};
 pub use user_namespace::{enter_user_namespace, is_in_user_namespace};
 

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::callers_signals::CallersSignals;
 use super::clocks::Clocks;
-use super::seccomp::IoUring;
+use super::seccomp::Hidden;
 use crate::checked;
 use crate::fd_passing;
 use crate::network_socket::NetworkSocket;
@@ -31,7 +31,7 @@ pub(super) enum Request {
     Start {
         program: OsString,
         arguments: Vec<OsString>,
-        io_uring: IoUring,
+        hidden: Hidden,
         signals: CallersSignals,
         user: Option<Credentials>,
     },
@@ -68,8 +68,8 @@ pub struct ToolCommand {
     pub first_descriptor: RawFd,
     /// The job that the tool restores. If the tool succeeds, it is the sandbox's job.
     pub restores: Option<JobPids>,
-    /// Availability of `io_uring` in the tool and its descendants.
-    pub io_uring: IoUring,
+    /// Features that the tool and its descendants do not see.
+    pub hidden: Hidden,
     /// True if the tool gets an IPC namespace of its own, as the job's first process does.
     pub own_ipc: bool,
     /// Offsets of the clocks of the tool, of its descendants and of all later processes of the sandbox; `None` leaves the

@@ -33,7 +33,7 @@ use rustix::termios::isatty;
 
 use super::callers_signals::CallersSignals;
 use super::protocol::{Credentials, JobPids};
-use super::seccomp::IoUring;
+use super::seccomp::Hidden;
 use super::user_namespace::drop_rights;
 
 /// Exit code if the job's program does not exist (as in a shell).
@@ -45,7 +45,7 @@ const NOT_RUNNABLE: i32 = 126;
 pub(super) struct JobCommand<'a> {
     pub program: &'a OsString,
     pub arguments: &'a [OsString],
-    pub io_uring: IoUring,
+    pub hidden: Hidden,
     pub signals: CallersSignals,
     /// The job's user, if it differs from the supervisor's.
     pub user: Option<&'a Credentials>,
@@ -66,7 +66,7 @@ pub(super) fn start(
     match unsafe { fork() }? {
         ForkResult::Child => {
             drop(answer);
-            let prepared = prepare(isolated, in_user_namespace, job.io_uring);
+            let prepared = prepare(isolated, in_user_namespace, job.hidden);
             run(job, stdio, prepared, answer_to)
         }
         ForkResult::Parent { child } => {
@@ -122,7 +122,7 @@ fn run(
     }
 }
 
-fn prepare(isolated: bool, in_user_namespace: bool, io_uring: IoUring) -> io::Result<()> {
+fn prepare(isolated: bool, in_user_namespace: bool, hidden: Hidden) -> io::Result<()> {
     if isolated {
         // CRIU saves System V memory, semaphores and queues only with an IPC namespace that is not its own.
         unshare(CloneFlags::CLONE_NEWIPC)?;
@@ -132,7 +132,7 @@ fn prepare(isolated: bool, in_user_namespace: bool, io_uring: IoUring) -> io::Re
     prctl::set_child_subreaper(true)?;
     sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::empty()), None)?;
     // If the filter is refused, the job runs without it. A snapshot that fails because of `io_uring` reports it.
-    let _ = io_uring.apply();
+    let _ = hidden.apply();
     if in_user_namespace {
         drop_rights()?;
     }

@@ -10,7 +10,7 @@ use nix::libc;
 use nix::sched::{CloneFlags, unshare};
 
 use super::protocol::ToolCommand;
-use super::seccomp::IoUring;
+use super::seccomp::Hidden;
 use super::spawn::raise_to_hard_limit;
 
 pub(super) fn start_tool(
@@ -31,7 +31,7 @@ pub(super) fn start_tool(
     let first = tool.first_descriptor;
     let inherited: Vec<RawFd> = descriptors.iter().map(AsRawFd::as_raw_fd).collect();
     place_descriptors(&mut command, first, inherited);
-    prepare(&mut command, tool.own_ipc, tool.io_uring);
+    prepare(&mut command, tool.own_ipc, tool.hidden);
     command.spawn()
 }
 
@@ -57,12 +57,12 @@ fn place_descriptors(command: &mut Command, first: RawFd, inherited: Vec<RawFd>)
     unsafe_code,
     reason = "namespace and filter are made between fork and exec"
 )]
-fn prepare(command: &mut Command, own_ipc: bool, io_uring: IoUring) {
+fn prepare(command: &mut Command, own_ipc: bool, hidden: Hidden) {
     let prepare = move || {
         if own_ipc {
             unshare(CloneFlags::CLONE_NEWIPC)?;
         }
-        io_uring.apply()
+        hidden.apply()
     };
     // SAFETY: the closure makes only system calls.
     unsafe { command.pre_exec(prepare) };

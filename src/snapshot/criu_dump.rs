@@ -16,12 +16,12 @@ use super::take_snapshot::Subject;
 use crate::clock;
 use crate::config;
 use crate::criu::{
-    Capture, CaptureError, Captured, DumpOptions, Tcp, Unaccepted, asks_at_dump, dump_arguments,
-    plugin_interposes, plugin_leaves_filters, plugin_takes, reports_passing,
+    Capture, CaptureError, Captured, DumpOptions, OmittedState, Tcp, Unaccepted, asks_at_dump,
+    dump_arguments, plugin_interposes, plugin_leaves_filters, plugin_takes, reports_passing,
 };
 use crate::job::{self, TreeError};
 use crate::run::format::why;
-use crate::sandbox::{Ended, IoUring, SandboxError, ToolCommand, ToolRun};
+use crate::sandbox::{Ended, Hidden, SandboxError, ToolCommand, ToolRun};
 use crate::store::ImageId;
 use crate::sync::locked;
 
@@ -35,6 +35,8 @@ const LISTEN_MS: u8 = 20;
 const KILL_LIMIT: Duration = Duration::from_secs(5);
 /// Descriptor of CRIU's output before it opens its log.
 const STDERR: RawFd = 2;
+/// Descriptor of the state that CRIU omits.
+const OMITTED: RawFd = 3;
 
 /// A CRIU that was started for a dump. It exits when the value is dropped; before [`run`](Self::run) it has not changed
 /// the job.
@@ -47,6 +49,7 @@ pub(crate) struct CriuDump<'a> {
     root: i32,
     log: Arc<CriuLog>,
     printed: File,
+    omitted: OmittedState,
     /// Time limit for CRIU.
     limit: Duration,
 }
@@ -87,6 +90,7 @@ impl<'a> CriuDump<'a> {
         let log = CriuLog::new(sockets, context.log("dump", id));
         let sockets = log.folder();
         let printed = tempfile::tempfile_in(sockets).map_err(SnapshotError::Prepare)?;
+        let omitted = OmittedState::holding(&[]).map_err(SnapshotError::Prepare)?;
         let capture = Capture::bind(sockets).map_err(SnapshotError::Prepare)?;
         let streams = locked(subject.streams);
         let terminals = streams.terminals().map_err(SnapshotError::Prepare)?;
@@ -116,6 +120,7 @@ impl<'a> CriuDump<'a> {
             environment: [
                 plugin_takes(majors),
                 interposes.map_err(SnapshotError::Prepare)?,
+                OmittedState::variable(OMITTED),
             ]
             .into_iter()
             .chain(
@@ -127,17 +132,19 @@ impl<'a> CriuDump<'a> {
             .collect(),
             first_descriptor: STDERR,
             restores: None,
-            io_uring: IoUring::Allow,
+            hidden: Hidden::NOTHING,
             own_ipc: false,
             clock_offsets: None,
         };
-        let tool = job.sandbox.run_tool(tool, &[printed.as_raw_fd()])?;
+        let descriptors = [printed.as_raw_fd(), omitted.descriptor()];
+        let tool = job.sandbox.run_tool(tool, &descriptors)?;
         let mut criu_dump = Self {
             tool: Some(tool),
             capture: Some(capture),
             root,
             log: Arc::new(log),
             printed,
+            omitted,
             limit: context.config.snapshot.timeout,
         };
         criu_dump.wait_until_asked()?;
@@ -164,6 +171,11 @@ impl<'a> CriuDump<'a> {
         self.tool = None;
         let nothing = Err(CaptureError::Incomplete);
         outcome((&self.log, &self.printed), ended, nothing).map(drop)
+    }
+
+    /// Returns the state that CRIU omits, complete when all image files were read.
+    pub fn omitted(&self) -> Result<OmittedState, SnapshotError> {
+        self.omitted.handle().map_err(SnapshotError::Prepare)
     }
 
     /// Dumps the tasks. `stopped` is called when the tasks are frozen and CRIU has not looked at their sockets yet,

@@ -20,11 +20,11 @@ use super::kept_files::{Beforehand, FileCopies};
 use super::take_snapshot::{Snapshotted, Subject};
 use crate::clock;
 use crate::config;
-use crate::criu::Captured;
+use crate::criu::{Captured, OmittedState};
 use crate::gpu::inherited_devices::InheritedDevices;
 use crate::job::{self, Descriptors, Process, TreeError, When};
 use crate::run::gpu_facts::CudaFacts;
-use crate::run::image_facts::{ImageFacts, Stopwatch};
+use crate::run::image_facts::{ImageFacts, OMITTED_STATE, Stopwatch};
 use crate::run::progress::Step;
 use crate::run::run_context::RunContext;
 use crate::run::running_job::Job;
@@ -100,6 +100,7 @@ impl<'a> Dump<'a> {
         self.context().ongoing.step(Step::Dump);
         let mut before = job::tree(self.root).unwrap_or_default();
         before.retain(|process| job::is_alive(process.host_pid));
+        let omitted = criu_dump.omitted()?;
         let dumped = thread::scope(|scope| {
             let looking = Mutex::new(None);
             criu_dump.run(
@@ -121,6 +122,7 @@ impl<'a> Dump<'a> {
                         }
                     };
                     self.record(looked?)?;
+                    self.keep_omitted(&omitted)?;
                     while_frozen(self)
                 },
             )
@@ -128,7 +130,18 @@ impl<'a> Dump<'a> {
         drop(locked(&self.network).take());
         drop(locked(&self.turn).take());
         self.log.get_or_init(|| dumped.log);
-        dumped.result.map_err(|error| {
+        if let Some(pid) = omitted.refused() {
+            return Err(SnapshotError::Keys(pid));
+        }
+        let remaining = omitted.remaining();
+        let result = match remaining {
+            Some(_) if dumped.result.is_ok() => Err(SnapshotError::Criu {
+                reason: "CRIU has left without giving back registers of the job".to_owned(),
+                passes: false,
+            }),
+            _ => dumped.result,
+        };
+        result.map_err(|error| {
             let processes = match job::tree(self.root) {
                 Ok(processes) => processes,
                 Err(TreeError::NoRoot) => return SnapshotError::Ended,
@@ -142,9 +155,10 @@ impl<'a> Dump<'a> {
             let is_dead = |process: &Process| !job::is_alive(process.host_pid);
             let hurt =
                 job::with_remains_of_criu(&processes).or_else(|| before.into_iter().find(is_dead));
-            match hurt.filter(|_| dumped.killed) {
-                Some(process) => SnapshotError::Doubtful {
-                    pid: process.pid,
+            let hurt = hurt.filter(|_| dumped.killed).map(|process| process.pid);
+            match hurt.or(remaining) {
+                Some(pid) => SnapshotError::Doubtful {
+                    pid,
                     source: Box::new(error),
                 },
                 None => error,
@@ -270,6 +284,17 @@ impl<'a> Dump<'a> {
         *locked(&self.keeping) = Some(keeping);
         // CRIU has dumped all sockets.
         drop(network);
+        Ok(())
+    }
+
+    /// Keeps the state that CRIU omits.
+    fn keep_omitted(&self, omitted: &OmittedState) -> Result<(), SnapshotError> {
+        let content = omitted.content().map_err(SnapshotError::Prepare)?;
+        if !content.is_empty() {
+            let mut stream = self.stream(OMITTED_STATE)?;
+            stream.write_all(&content)?;
+            stream.finish()?;
+        }
         Ok(())
     }
 

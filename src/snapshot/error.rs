@@ -41,6 +41,13 @@ pub enum SnapshotError {
     /// The job has state that cannot be restored, or that a snapshot would harm.
     #[error(transparent)]
     Obstacle(#[from] job::Obstacle),
+    /// A process has protection keys that could not be restored.
+    #[error(
+        "process {0} uses protection keys (pkey_alloc) in a way that cannot be restored: beside memory that it may execute \
+         and not read (PROT_EXEC alone), or in memory whose key it has freed; let it map its code with PROT_READ too, and give \
+         memory another key before it frees one"
+    )]
+    Keys(i32),
     /// The job's sockets could not be listed, or their packets not held back.
     #[error(transparent)]
     Sockets(job::SocketsError),
@@ -144,6 +151,7 @@ impl SnapshotError {
             Self::Files(job::FilesError::Semaphore { .. } | job::FilesError::Elsewhere(_))
             | Self::Mount(_)
             | Self::MessageQueue(_)
+            | Self::Keys(_)
             | Self::Obstacle(_) => FailureKind::Unsupported,
             Self::Criu { .. } | Self::Slow(_) | Self::Stream(_) => FailureKind::Criu,
             Self::Vetoed => FailureKind::Vetoed,

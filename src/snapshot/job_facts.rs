@@ -14,7 +14,7 @@ use crate::run::gpu_facts::CudaFacts;
 use crate::run::image_facts::ImageFacts;
 use crate::run::machine;
 use crate::run::streams::Marks;
-use crate::sandbox::{Clocks, IoUring};
+use crate::sandbox::{Clocks, Hidden};
 
 /// Facts about the processes' open files and descriptors. Recording them takes time, which CRIU needs as well.
 pub(crate) struct Opened {
@@ -141,9 +141,9 @@ impl Recorded {
             namespace_of: isolation.is_user().then(|| nix::unistd::geteuid().as_raw()),
             own_network: isolation.has_network(),
             clocks: self.clocks,
-            io_uring: match filters {
-                None | Some(0) => IoUring::Allow,
-                Some(_) => IoUring::Hide,
+            hidden: match filters {
+                None | Some(0) => Hidden::NOTHING,
+                Some(_) => job.sandbox.hidden(),
             },
             cuda,
             streams: self.streams,

@@ -18,8 +18,8 @@ use crate::run::program::ProgramError;
 use crate::run::run_state::RunState;
 use crate::run::running_job::Job;
 use crate::sandbox::{
-    self, IoUring, Isolation, JobPids, Network, NetworkError, Sandbox, SandboxError, SpawnError,
-    find_pasta, privilege_missing,
+    self, Hidden, Isolation, JobPids, Network, NetworkError, Sandbox, SandboxError, SpawnError,
+    Visibility, find_pasta, privilege_missing,
 };
 use crate::supervisor::decide::event::Event;
 use crate::supervisor::error::{RunError, system};
@@ -42,15 +42,16 @@ impl Effects {
                 .try_for_each(|end| user.own(end))
                 .map_err(&connect)?;
         }
-        let io_uring = match self.context.config.sandbox.io_uring {
-            config::IoUring::Hide => IoUring::Hide,
-            config::IoUring::Allow => IoUring::Allow,
+        let config::Sandbox { io_uring, landlock } = self.context.config.sandbox;
+        let hidden = Hidden {
+            io_uring: visibility(io_uring),
+            landlock: visibility(landlock),
         };
         let anew = self.context.files.begin_anew();
         anew.map_err(system("clear the record of the job's files"))?;
         self.context.watch(&sandbox);
         let credentials = user.map(|user| &user.credentials);
-        sandbox.start_job(&self.context.command, io_uring, credentials, &ends)?;
+        sandbox.start_job(&self.context.command, hidden, credentials, &ends)?;
         streams.open();
         drop(streams);
         self.processes = Processes::Starting(sandbox);
@@ -264,6 +265,13 @@ impl Effects {
 /// 64 MiB, and with eight GPU jobs of one user too little was left for the snapshots of some.
 fn prefers_own_network() -> bool {
     cuda::device_count() == 0 && !environment::has_other_tasks(|name| std::env::var_os(name))
+}
+
+fn visibility(setting: config::Visibility) -> Visibility {
+    match setting {
+        config::Visibility::Hide => Visibility::Hide,
+        config::Visibility::Allow => Visibility::Allow,
+    }
 }
 
 fn is_privilege(error: &SandboxError) -> bool {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use ckpt_run::sandbox::{Ended, Event, IoUring, Isolation, Network, Sandbox, ToolCommand};
+use ckpt_run::sandbox::{Ended, Event, Hidden, Isolation, Network, Sandbox, ToolCommand};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -48,7 +48,7 @@ fn start(isolation: Isolation, end: &str) -> Started {
     let command = ["sh", "-c", &script].map(Into::into);
     let stdio = [stdin.into(), null(), null()];
     sandbox
-        .start_job(&command, IoUring::Hide, None, &stdio)
+        .start_job(&command, Hidden::NOTHING, None, &stdio)
         .unwrap();
     Started {
         child: with_argument(&sandbox, "sleep\x001000"),
@@ -114,7 +114,7 @@ fn a_tool_outlives_the_orphans_that_are_killed_beside_it() {
             environment: Vec::new(),
             first_descriptor: 0,
             restores: None,
-            io_uring: IoUring::Allow,
+            hidden: Hidden::NOTHING,
             own_ipc: false,
             clock_offsets: None,
         };

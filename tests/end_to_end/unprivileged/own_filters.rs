@@ -35,17 +35,18 @@ print("done", flush=True)
 os.killpg(0, 9) if sys.argv[1] == "strict" else None
 "#;
 
-fn refused(place_of_filter: &str, io_uring: &str) {
+fn refused(place_of_filter: &str, visibility: &str) {
     let place = Place::new();
     std::fs::write(place.file("job.py"), JOB).unwrap();
     let job = ["python3", "-u", "job.py", place_of_filter];
     let mut run = place.start_with(&ON_REQUEST, &job, |command| {
-        command.env("CKPT_RUN_SANDBOX_IO_URING", io_uring);
+        command.env("CKPT_RUN_SANDBOX_IO_URING", visibility);
+        command.env("CKPT_RUN_SANDBOX_LANDLOCK", visibility);
     });
     place.wait_for("out", "ready");
     let refused = place.verb(&["snapshot"]);
     let said = stderr(&refused);
-    assert!(!refused.status.success(), "{place_of_filter} {io_uring}");
+    assert!(!refused.status.success(), "{place_of_filter} {visibility}");
     assert!(said.contains("the job has set a seccomp filter"), "{said}");
     place.go();
     run.wait();
@@ -55,8 +56,8 @@ fn refused(place_of_filter: &str, io_uring: &str) {
 #[apply(as_user)]
 fn filters_of_the_job_are_refused_by_name() {
     for place_of_filter in ["process", "thread", "child"] {
-        for io_uring in ["hide", "allow"] {
-            refused(place_of_filter, io_uring);
+        for visibility in ["hide", "allow"] {
+            refused(place_of_filter, visibility);
         }
     }
     refused("strict", "allow");

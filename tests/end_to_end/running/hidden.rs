@@ -1,4 +1,4 @@
-//! Hiding of `io_uring` from the job, so that it can be snapshotted.
+//! Hiding of `io_uring` and Landlock from the job, so that it can be snapshotted and a restored job equals it.
 
 use std::fs;
 
@@ -8,14 +8,15 @@ use nix::unistd::Pid;
 use super::plain::python;
 use crate::harness::{ON_REQUEST, Place, Run, apply, as_root, as_root_and_user, skip, stderr};
 
-/// Calls `io_uring_setup` and prints the result, and again when each of two files exists: itself, in a thread, in a child,
+/// Calls `io_uring_setup` and `landlock_create_ruleset` and prints the results, and again when each of two files exists: itself, in a thread, in a child,
 /// and in a program that it executes.
 const JOB: &str = r#"
 import ctypes, os, subprocess, sys, threading, time
 libc = ctypes.CDLL(None, use_errno=True)
 def attempt():
-    ring = libc.syscall(425, 4, ctypes.create_string_buffer(120))
-    return "ring" if ring >= 0 else os.strerror(ctypes.get_errno())
+    made = [libc.syscall(425, 4, ctypes.create_string_buffer(120)), libc.syscall(444, b"\1" + bytes(15), 8, 0)]
+    if max(made) < 0: return os.strerror(ctypes.get_errno())
+    return " and ".join(name for name, result in zip(["ring", "rules"], made) if result >= 0)
 def status():
     lines = open("/proc/self/status").read().splitlines()
     return [line.split()[1] for line in lines if line.startswith(("NoNewPrivs:", "Seccomp:"))]
@@ -94,7 +95,7 @@ fn snapshot_refusal_for_io_uring_has_a_reason() {
     place.wait_for("out", "ready");
     let out = place.text("out");
     assert!(!out.contains(HIDDEN), "{out}");
-    if out.starts_with("ring 0 0\n") {
+    if out.starts_with("ring 0 2\n") {
         let refused = place.verb(&["snapshot"]);
         let said = stderr(&refused);
         assert!(!refused.status.success(), "{said}");
@@ -104,6 +105,22 @@ fn snapshot_refusal_for_io_uring_has_a_reason() {
         );
     } else {
         skip("this machine has no io_uring");
+    }
+    fs::write(place.file("again"), "").unwrap();
+    place.go();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+}
+
+#[apply(as_root_and_user)]
+fn a_job_with_landlock_allowed_can_use_it() {
+    let place = Place::new();
+    let mut run = place.start_python_with(&ON_REQUEST, JOB, |command| {
+        command.env("CKPT_RUN_SANDBOX_LANDLOCK", "allow");
+    });
+    place.wait_for("out", "ready");
+    if !place.text("out").starts_with("rules 0 2\n") {
+        assert!(place.text("out").starts_with(HIDDEN));
+        skip("this machine has no Landlock");
     }
     fs::write(place.file("again"), "").unwrap();
     place.go();
@@ -134,10 +151,11 @@ os.kill(child, 9)
 "#;
 
 #[apply(as_root)]
-fn job_in_strict_seccomp_with_io_uring_is_restored() {
+fn a_job_in_strict_seccomp_with_nothing_hidden_is_restored() {
     let place = Place::new();
     let mut run = place.start_python_with(&ON_REQUEST, STRICT, |command| {
         command.env("CKPT_RUN_SANDBOX_IO_URING", "allow");
+        command.env("CKPT_RUN_SANDBOX_LANDLOCK", "allow");
     });
     place.wait_for("out", "ready");
     place.snapshot();

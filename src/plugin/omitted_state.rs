@@ -1,0 +1,402 @@
+#![allow(
+    unsafe_code,
+    reason = "called by CRIU through C, and traces the job's threads"
+)]
+//! State of processes that CRIU (4.2) omits, in a file in memory, which the supervisor keeps with the image:
+//!
+//! - permission to use large registers (`arch_prctl(ARCH_REQ_XCOMP_PERM)`), without which the first instruction of AMX ends
+//!   the program, and the contents of registers that CRIU does not know;
+//! - memory protection keys;
+//! - the dispatch of system calls to a handler (`PR_SET_SYSCALL_USER_DISPATCH`).
+//!
+//! ```text
+//! dump      hook        saves the state of each process, and removes what would hinder CRIU's code in it
+//!           exit        CRIU has left the processes: gives back registers and dispatch, and empties the file
+//! restore   hook        gives everything back, and empties the file; the supervisor checks that it is empty
+//! ```
+//! Refused are protection keys beside memory that may be executed and not read, for which the kernel uses a key of its own: a
+//! restored process gets that first; and memory whose key the process has freed.
+//!
+//! The file is a sequence of records: kind, thread and length of the content, four bytes each, then the content. Numbers
+//! have the machine's byte order.
+
+use core::ffi::{c_int, c_long};
+
+use super::extended_registers::{
+    BY_PERMISSION, COMPONENT_BYTES_MAX, ExtendedRegisters, KEY_RIGHTS, TILES, has_keys,
+    unknown_components,
+};
+use super::kernel::{_exit, O_CLOEXEC, O_DIRECTORY, close, openat, read_at, variable, write_some};
+use super::listing::for_each_entry;
+use super::protection_keys::{
+    INITIAL_RIGHTS, Keyed, SYS_ALLOCATE, SYS_MPROTECT, allocate, allocated, for_each_keyed, protect,
+};
+use super::remote_calls::{Remote, can_call};
+use super::system_call::{AT_FDCWD, address, system_call};
+use super::text::{Text, number};
+use super::variables::{FILTERS, OMITTED, REFUSED};
+
+/// Permission of a process: the set of components.
+const PERMISSION: u32 = 1;
+/// Register of a thread: its component, then its bytes.
+const REGISTERS: u32 = 2;
+/// Keys of a process: their set.
+const KEYS: u32 = 3;
+/// Mapping of a process with a key: start, end, rights, key.
+const KEYED: u32 = 4;
+/// Dispatch of a thread, as the kernel shows it.
+const DISPATCH: u32 = 5;
+
+const HEADER_BYTES: usize = 12;
+const CONTENT_BYTES_MAX: usize = COMPONENT_BYTES_MAX + 4;
+
+const ARCH_GET_XCOMP_PERM: u64 = 0x1022;
+const ARCH_REQ_XCOMP_PERM: u64 = 0x1023;
+const SYS_ARCH_PRCTL: u64 = 158;
+
+/// Saves the state of a process. CRIU has stopped all its threads and will run its own code in them. Returns false if the
+/// state cannot be determined or restored.
+pub fn save(pid: c_int) -> bool {
+    let Some(file) = file() else { return true };
+    // First, because the calls that this makes in the process could be dispatched.
+    for_each_thread(pid, |thread| save_dispatch(file, thread))
+        && save_process(file, pid).is_some()
+        && for_each_thread(pid, |thread| save_registers(file, thread))
+}
+
+/// Gives back what [`save`] has removed, and registers that CRIU has overwritten.
+pub fn leave() {
+    let Some(file) = file() else { return };
+    let mut is_refused = false;
+    let is_given = for_each_record(file, |record| {
+        is_refused |= record.kind == REFUSED;
+        !matches!(record.kind, REGISTERS | DISPATCH) || record.give_back().is_some()
+    });
+    if is_given && !is_refused {
+        empty(file);
+    }
+}
+
+/// Gives everything back to restored processes, none of which has run yet; the dispatch last.
+pub fn give_back() {
+    let Some(file) = file() else { return };
+    let give_all = |dispatch| {
+        for_each_record(file, |record| {
+            (record.kind == DISPATCH) != dispatch || record.give_back().is_some()
+        })
+    };
+    if give_all(false) && give_all(true) {
+        empty(file);
+    }
+}
+
+fn save_process(file: c_int, pid: c_int) -> Option<()> {
+    let may_need_permission = unknown_components() & BY_PERMISSION != 0;
+    if !may_need_permission && !has_keys() {
+        return Some(());
+    }
+    // In a process of 32-bit code, this state is not looked for. Nor does a process have it that may not make the calls.
+    if !can_call(pid) || !may_call() {
+        return Some(());
+    }
+    let mut remote = Remote::begin(pid)?;
+    if may_need_permission {
+        remote.put(0).then_some(())?;
+        let arguments = [ARCH_GET_XCOMP_PERM, remote.place, 0, 0];
+        // Kernels without the call (before 5.16) leave the word alone, and do not use these registers.
+        remote.call(SYS_ARCH_PRCTL, arguments)?;
+        let granted = remote.word() & BY_PERMISSION;
+        if granted != 0 {
+            append(file, PERMISSION, pid, &[&granted.to_ne_bytes()])?;
+        }
+    }
+    let keys = if has_keys() {
+        allocated(&mut remote)?
+    } else {
+        0
+    };
+    drop(remote);
+    if !has_keys() {
+        return Some(());
+    }
+    let mut registers = ExtendedRegisters::of(pid)?;
+    let rights = u32::from_ne_bytes(*registers.component(KEY_RIGHTS)?.first_chunk()?);
+    if keys == 0 && rights == INITIAL_RIGHTS {
+        return Some(());
+    }
+    append(file, KEYS, pid, &[&keys.to_ne_bytes()])?;
+    let mut is_unreadable = false;
+    let are_saved = for_each_keyed(pid, |keyed| {
+        is_unreadable |= rights >> (2 * keyed.key) & 1 != 0;
+        let content: [&[u8]; 4] = [
+            &keyed.start.to_ne_bytes(),
+            &keyed.end.to_ne_bytes(),
+            &keyed.rights.to_ne_bytes(),
+            &keyed.key.to_ne_bytes(),
+        ];
+        let is_allocated = keys & 1 << keyed.key != 0;
+        // Where the process has no keys, only the kernel's is restored, by the kernel.
+        if keys == 0 && keyed.is_of_kernel() {
+            return true;
+        }
+        let kind = if is_allocated && !keyed.is_of_kernel() {
+            KEYED
+        } else {
+            REFUSED
+        };
+        append(file, kind, pid, &content).is_some() && kind == KEYED
+    });
+    if are_saved && is_unreadable {
+        // CRIU reads the memory with this thread's rights.
+        save_component(file, pid, &registers, KEY_RIGHTS)?;
+        let none = registers.component(KEY_RIGHTS)?.len();
+        registers.set_component(KEY_RIGHTS, [0; 8].get(..none)?)?;
+        registers.give_to(pid).then_some(())?;
+    }
+    are_saved.then_some(())
+}
+
+fn save_dispatch(file: c_int, thread: c_int) -> Option<()> {
+    if let Some(dispatch) = Dispatch::of(thread).filter(Dispatch::is_on) {
+        append(file, DISPATCH, thread, &[&dispatch.0])?;
+        Dispatch::OFF.give_to(thread)?;
+    }
+    Some(())
+}
+
+fn save_registers(file: c_int, thread: c_int) -> Option<()> {
+    if unknown_components() == 0 {
+        return Some(());
+    }
+    let registers = ExtendedRegisters::of(thread)?;
+    let unknown = registers.unknown_to_criu();
+    for component in (0..u64::BITS).filter(|component| unknown & 1 << component != 0) {
+        save_component(file, thread, &registers, component)?;
+    }
+    Some(())
+}
+
+fn save_component(
+    file: c_int,
+    thread: c_int,
+    registers: &ExtendedRegisters,
+    component: u32,
+) -> Option<()> {
+    let bytes = registers.component(component)?;
+    append(file, REGISTERS, thread, &[&component.to_ne_bytes(), bytes])
+}
+
+/// A record that was read.
+struct Record<'a> {
+    kind: u32,
+    thread: c_int,
+    content: &'a [u8],
+}
+
+impl Record<'_> {
+    fn give_back(&self) -> Option<()> {
+        let word = |at: usize| Some(u32::from_ne_bytes(*self.content.get(at..)?.first_chunk()?));
+        let long = |at: usize| Some(u64::from_ne_bytes(*self.content.get(at..)?.first_chunk()?));
+        let remote = || Remote::begin(self.thread);
+        match self.kind {
+            PERMISSION => {
+                let granted = long(0)? & BY_PERMISSION;
+                for component in (0..u64::BITS).filter(|it| granted & 1 << it != 0) {
+                    let arguments = [ARCH_REQ_XCOMP_PERM, component.into(), 0, 0];
+                    (remote()?.call(SYS_ARCH_PRCTL, arguments)? == 0).then_some(())?;
+                }
+                Some(())
+            }
+            REGISTERS => give_register(self.thread, word(0)?, self.content.get(4..)?),
+            KEYS => {
+                let registers = ExtendedRegisters::of(self.thread)?;
+                allocate(&mut remote()?, word(0)?)?;
+                // The kernel has given the thread rights to the new keys.
+                give_register(self.thread, KEY_RIGHTS, registers.component(KEY_RIGHTS)?)
+            }
+            KEYED => {
+                let (start, end, rights, key) = (long(0)?, long(8)?, word(16)?, word(20)?);
+                let keyed = Keyed {
+                    start,
+                    end,
+                    rights,
+                    key,
+                };
+                protect(&mut remote()?, &keyed)
+            }
+            DISPATCH => Dispatch(*self.content.first_chunk()?).give_to(self.thread),
+            _ => None,
+        }
+    }
+}
+
+fn give_register(thread: c_int, component: u32, bytes: &[u8]) -> Option<()> {
+    let mut registers = ExtendedRegisters::of(thread)?;
+    registers.set_component(component, bytes)?;
+    if !registers.give_to(thread) && component == TILES {
+        let mut before = ExtendedRegisters::of(thread)?;
+        before.set_one_tile()?;
+        before.give_to(thread).then_some(())?;
+        Remote::begin(thread)?.zero_tile().then_some(())?;
+        registers.give_to(thread).then_some(())?;
+    }
+    // Some kernels ignore a part (5.14 to 6.1: the rights to keys).
+    let given = ExtendedRegisters::of(thread)?;
+    (given.component(component)? == bytes).then_some(())
+}
+
+/// Returns false if a filter that CRIU may not suspend ends a process that makes the calls. The job's processes have
+/// inherited it from the same process as CRIU. A child of CRIU makes them.
+fn may_call() -> bool {
+    if variable(FILTERS).is_none() {
+        return true;
+    }
+    // SAFETY: CRIU has one thread; the child makes system calls only.
+    let child = unsafe { fork() };
+    if child == 0 {
+        let mut word = 0_u64;
+        let place = address(&raw mut word);
+        for (number, arguments) in [
+            (
+                SYS_ARCH_PRCTL,
+                [
+                    ARCH_GET_XCOMP_PERM.cast_signed() as c_long,
+                    place,
+                    0,
+                    0,
+                    0,
+                    0,
+                ],
+            ),
+            (SYS_MPROTECT, [0; 6]),
+            (SYS_ALLOCATE, [c_long::MAX, 0, 0, 0, 0, 0]),
+        ] {
+            // SAFETY: the kernel writes a word, protects nothing, and refuses the flags.
+            unsafe { system_call(number.cast_signed() as c_long, arguments) };
+        }
+        // SAFETY: takes a number and does not return.
+        unsafe { _exit(0) }
+    }
+    let mut status = -1;
+    // SAFETY: there is room for the status.
+    child > 0 && unsafe { waitpid(child, &raw mut status, 0) } == child && status == 0
+}
+
+/// A thread's dispatch of system calls (`struct ptrace_sud_config`): mode, address of its switch, and the code that is
+/// exempt, eight bytes each.
+struct Dispatch([u8; DISPATCH_BYTES]);
+
+const DISPATCH_BYTES: usize = 32;
+
+impl Dispatch {
+    const OFF: Self = Self([0; DISPATCH_BYTES]);
+
+    /// Returns `None` on a kernel that does not show it (before 6.4).
+    fn of(thread: c_int) -> Option<Self> {
+        let mut dispatch = Self::OFF;
+        let into = dispatch.0.as_mut_ptr();
+        // SAFETY: the kernel writes so many bytes.
+        (unsafe { ptrace(PTRACE_GET_DISPATCH, thread, DISPATCH_BYTES, into) } == 0)
+            .then_some(dispatch)
+    }
+
+    fn is_on(&self) -> bool {
+        self.0.first_chunk() != Some(&0_u64.to_ne_bytes())
+    }
+
+    fn give_to(&self, thread: c_int) -> Option<()> {
+        let from = self.0.as_ptr();
+        // SAFETY: the kernel reads so many bytes.
+        (unsafe { ptrace(PTRACE_SET_DISPATCH, thread, DISPATCH_BYTES, from) } == 0).then_some(())
+    }
+}
+
+/// Returns the descriptor of the file; `None` if nothing is to be saved or given back.
+fn file() -> Option<c_int> {
+    c_int::try_from(number(variable(OMITTED)?.to_bytes())?).ok()
+}
+
+fn append(file: c_int, kind: u32, thread: c_int, content: &[&[u8]]) -> Option<()> {
+    let len: usize = content.iter().map(|part| part.len()).sum();
+    let len = u32::try_from(len).ok()?.to_ne_bytes();
+    let header = [kind.to_ne_bytes(), thread.to_ne_bytes(), len];
+    let parts = header.iter().map(<[u8; 4]>::as_slice);
+    for part in parts.chain(content.iter().copied()) {
+        (write_some(file, part) == Ok(part.len())).then_some(())?;
+    }
+    Some(())
+}
+
+/// Calls `act` with each record until it returns false. Returns false then, and if the file is not a sequence of records.
+fn for_each_record(file: c_int, mut act: impl FnMut(&Record<'_>) -> bool) -> bool {
+    let mut place = 0;
+    loop {
+        let (mut header, mut content) = ([0; HEADER_BYTES], [0; CONTENT_BYTES_MAX]);
+        match read_at(file, &mut header, place) {
+            Ok(0) => return true,
+            Ok(HEADER_BYTES) => {}
+            Ok(_) | Err(_) => return false,
+        }
+        let word = |at: usize| header.get(at..).and_then(|at| at.first_chunk());
+        let (Some(kind), Some(thread), Some(len)) = (word(0), word(4), word(8)) else {
+            return false;
+        };
+        let len = u32::from_ne_bytes(*len);
+        place += HEADER_BYTES as u64;
+        let content = usize::try_from(len)
+            .ok()
+            .and_then(|len| content.get_mut(..len));
+        let Some(content) = content else { return false };
+        if read_at(file, content, place) != Ok(content.len()) {
+            return false;
+        }
+        let record = Record {
+            kind: u32::from_ne_bytes(*kind),
+            thread: c_int::from_ne_bytes(*thread),
+            content,
+        };
+        if !act(&record) {
+            return false;
+        }
+        place += u64::from(len);
+    }
+}
+
+/// Calls `act` with each thread of a process. Returns false if one of them could not be saved.
+fn for_each_thread(pid: c_int, mut act: impl FnMut(c_int) -> Option<()>) -> bool {
+    let mut path = Text::new();
+    path.push(b"/proc/");
+    path.push_number(pid);
+    path.push(b"/task");
+    let Ok(folder) = openat(AT_FDCWD, path.as_c(), O_DIRECTORY | O_CLOEXEC) else {
+        return false;
+    };
+    let mut is_good = true;
+    let is_whole = for_each_entry(folder, |_, name| {
+        let thread = number(name.to_bytes()).and_then(|thread| c_int::try_from(thread).ok());
+        is_good = thread.is_none_or(|thread| act(thread).is_some());
+        is_good
+    });
+    // SAFETY: nobody else has it.
+    unsafe { close(folder) };
+    is_whole && is_good
+}
+
+fn empty(file: c_int) {
+    // SAFETY: takes numbers only.
+    unsafe { system_call(FTRUNCATE, [file.into(), 0, 0, 0, 0, 0]) };
+}
+
+const PTRACE_GET_DISPATCH: c_int = 0x4211;
+const PTRACE_SET_DISPATCH: c_int = 0x4210;
+#[cfg(target_arch = "x86_64")]
+const FTRUNCATE: c_long = 77;
+#[cfg(target_arch = "aarch64")]
+const FTRUNCATE: c_long = 46;
+
+// Of the C library that CRIU runs with; none is linked.
+unsafe extern "C" {
+    fn ptrace(request: c_int, ...) -> c_long;
+    fn fork() -> c_int;
+    fn waitpid(pid: c_int, status: *mut c_int, options: c_int) -> c_int;
+}
