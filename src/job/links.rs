@@ -71,6 +71,8 @@ type Identity = (u64, u64);
 #[derive(Debug)]
 pub struct DumpLock {
     folders: Vec<(PathBuf, Flock<File>)>,
+    /// All folders whose locks were wanted. A lock is missing if another program keeps it.
+    wanted: BTreeSet<PathBuf>,
 }
 
 impl DumpLock {
@@ -106,8 +108,17 @@ impl DumpLock {
             Some((folder, held))
         };
         Self {
+            wanted: folders.clone(),
             folders: folders.into_iter().filter_map(take).collect(),
         }
+    }
+
+    /// Returns one of these folders, in which CRIU will make links, if its lock was not wanted: processes, frozen by now, have
+    /// removed a file's name since. At its end CRIU removes its links by their names, which may be those of another job
+    /// then.
+    #[must_use]
+    pub fn lacks<'a>(&self, folders: &'a BTreeSet<PathBuf>) -> Option<&'a PathBuf> {
+        folders.iter().find(|it| !self.wanted.contains(*it))
     }
 
     /// Creates the links that a restore of these files needs.
@@ -259,10 +270,11 @@ fn give_back(folder: &Path) {
     }
 }
 
-/// Returns true if frozen processes have files for which CRIU makes links.
+/// Returns the folders in which CRIU makes links for files of frozen processes.
 #[must_use]
-pub fn have_renamed(open: &[Descriptors]) -> bool {
-    open.iter().any(|one| !renamed(one).is_empty())
+pub fn folders_of_links(open: &[Descriptors]) -> BTreeSet<PathBuf> {
+    let renamed = open.iter().flat_map(renamed);
+    renamed.map(|(folder, _)| folder).collect()
 }
 
 /// Returns the files of a process whose opened name was removed but that have another name, with their folders. CRIU
@@ -373,8 +385,13 @@ mod tests {
         let mut files = super::super::collect(&[holder.open()]).unwrap();
         files.retain(|file| file.path == second);
         files[0].links = vec![holder.path("link_remap.7")];
+        let earlier = DumpLock::to_dump(&[]);
+        let needed = folders_of_links(&[holder.open()]);
+        assert_eq!(needed, [holder.folder.path().to_owned()].into());
+        assert_eq!(earlier.lacks(&needed), needed.first());
         let turn = DumpLock::to_dump(&[holder.open()]);
         assert!(holder.is_in(&turn));
+        assert_eq!(turn.lacks(&needed), None);
         let (done, waits) = channel();
         std::thread::scope(|scope| {
             let (files, holder) = (&files, &holder);

@@ -107,10 +107,15 @@ impl<'a> Dump<'a> {
                 |name, pipe| self.receive(name, pipe),
                 || {
                     let open = self.still_network()?;
-                    *locked(&looking) = Some(if job::have_renamed(&open) {
-                        Looking::Later(open)
-                    } else {
+                    let folders = job::folders_of_links(&open);
+                    let turn = locked(&self.turn);
+                    if let Some(folder) = turn.as_ref().and_then(|turn| turn.lacks(&folders)) {
+                        return Err(SnapshotError::Renamed(folder.clone()));
+                    }
+                    *locked(&looking) = Some(if folders.is_empty() {
                         Looking::Now(scope.spawn(move || self.look(open)))
+                    } else {
+                        Looking::Later(open)
                     });
                     Ok(())
                 },

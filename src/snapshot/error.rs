@@ -41,6 +41,12 @@ pub enum SnapshotError {
     /// The job has state that cannot be restored, or that a snapshot would harm.
     #[error(transparent)]
     Obstacle(#[from] job::Obstacle),
+    /// The job has removed the name of an open file after the lock on its folder could have been taken.
+    #[error(
+        "the job has removed the name of an open file in {} when the snapshot had begun; the next attempt can save it",
+        .0.display()
+    )]
+    Renamed(PathBuf),
     /// A process has protection keys that could not be restored.
     #[error(
         "process {0} uses protection keys (pkey_alloc) in a way that cannot be restored: beside memory that it may execute \
@@ -152,6 +158,7 @@ impl SnapshotError {
             | Self::Mount(_)
             | Self::MessageQueue(_)
             | Self::Keys(_)
+            | Self::Renamed(_)
             | Self::Obstacle(_) => FailureKind::Unsupported,
             Self::Criu { .. } | Self::Slow(_) | Self::Stream(_) => FailureKind::Criu,
             Self::Vetoed => FailureKind::Vetoed,
@@ -179,7 +186,7 @@ impl SnapshotError {
         match self {
             Self::Gpu(error) => error.is_passing(),
             Self::Obstacle(obstacle) => obstacle.is_passing(),
-            Self::Sockets(job::SocketsError::Lock(_)) => true,
+            Self::Sockets(job::SocketsError::Lock(_)) | Self::Renamed(_) => true,
             Self::Criu { passes, .. } => *passes,
             _ => false,
         }
