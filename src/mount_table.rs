@@ -43,10 +43,15 @@ impl Mount {
         self.options.split(',').any(|one| one == option)
     }
 
+    /// Returns true if the file system has this option.
+    pub fn is_of_file_system(&self, option: &str) -> bool {
+        let mut options = self.filesystem_options.split(',');
+        options.any(|one| one == option)
+    }
+
     /// Returns true if nothing can be written through the mount.
     pub fn is_read_only(&self) -> bool {
-        let mut options = self.filesystem_options.split(',');
-        self.has("ro") || options.any(|one| one == "ro")
+        self.has("ro") || self.is_of_file_system("ro")
     }
 
     /// Reads a line: number, number below, device, root, point, options, further fields up to "-", type, source, options

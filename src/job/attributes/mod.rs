@@ -1,9 +1,10 @@
 //! Attributes of the job's threads that CRIU (4.2) does not restore: CPU affinity, I/O priority, timer slack, memory
-//! policy, execution domain, and core file filter.
+//! policy, execution domain, core file filter, and control groups.
 //!
 //! A thread inherits them when it is created, so a restored thread has the attributes of ckpt-run. An image records the
 //! differences: attributes set by the job, or by the command that started it (`taskset`, `ionice`).
 
+mod control_groups;
 mod cpus;
 mod memory_policy;
 mod thread_attributes;

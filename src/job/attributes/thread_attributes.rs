@@ -3,11 +3,13 @@
 
 use std::fs;
 use std::io;
+use std::mem;
 
 use nix::errno::Errno;
 use nix::libc;
 use serde::{Deserialize, Serialize};
 
+use super::control_groups::ControlGroup;
 use super::cpus::Cpus;
 use super::memory_policy::{MemoryPolicy, own_memory_policy};
 use crate::job::halt::{number_inside, thread_of, threads_of};
@@ -41,6 +43,9 @@ pub struct ThreadAttributes {
     /// Memory policy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_policy: Option<MemoryPolicy>,
+    /// Control groups of its process. Recorded with the first thread.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub control_groups: Vec<ControlGroup>,
 }
 
 /// Attributes of one thread, by host thread id. An attribute that this kernel does not support is `None`.
@@ -74,15 +79,18 @@ pub fn record_attributes(processes: &[Process]) -> Vec<ThreadAttributes> {
     let mut own = Found::of(nix::unistd::getpid().as_raw());
     // The files in `/proc` of a process without core dumps belong to root.
     (own.personality, own.memory_policy) = (own_personality(), own_memory_policy());
+    let own_groups = ControlGroup::all_of("self");
     let mut recorded = Vec::new();
     for process in processes {
+        let mut groups = ControlGroup::all_of(process.host_pid);
+        groups.retain(|group| !own_groups.contains(group));
         // Attributes of a zombie are irrelevant.
         for thread in threads_of(process.host_pid).unwrap_or_default() {
             let found = Found::of(thread);
-            if found == own {
+            let is_first = thread == process.host_pid;
+            if found == own && (groups.is_empty() || !is_first) {
                 continue;
             }
-            let is_first = thread == process.host_pid;
             let attributes = ThreadAttributes {
                 pid: process.pid,
                 thread: number_inside(process.host_pid, thread).unwrap_or(process.pid),
@@ -98,6 +106,11 @@ pub fn record_attributes(processes: &[Process]) -> Vec<ThreadAttributes> {
                 memory_policy: found
                     .memory_policy
                     .filter(|it| own.memory_policy != Some(*it)),
+                control_groups: if is_first {
+                    mem::take(&mut groups)
+                } else {
+                    Vec::new()
+                },
             };
             let is_plain = attributes
                 == ThreadAttributes {
@@ -157,6 +170,10 @@ impl ThreadAttributes {
                 "core filter".into(),
                 fs::write(path, format!("{filter:#x}")),
             );
+        }
+        for group in &self.control_groups {
+            let what = format!("control group {}", group.name());
+            failed(what, group.take(thread));
         }
         // Only the thread itself can set these attributes, and it has done so before.
         if self.personality.is_some() && self.personality != personality(thread) {

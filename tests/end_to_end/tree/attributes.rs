@@ -4,7 +4,9 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::survival::survives;
-use crate::harness::{ON_REQUEST, Place, apply, as_root_and_user, as_user, state, wait_until};
+use crate::harness::{
+    ON_REQUEST, Place, apply, as_root, as_root_and_user, as_user, state, wait_until,
+};
 
 #[apply(as_root_and_user)]
 fn attributes_of_each_thread_survive() {
@@ -43,6 +45,43 @@ for i in steps():
     asked.put(1)
     note(look(), seen.get(), open("/proc/self/coredump_filter").read())
 asked.put(0); thread.join()
+"#,
+    );
+}
+
+#[apply(as_root)]
+fn a_process_comes_back_in_its_control_group() {
+    survives(
+        r#"
+def own_group(mount):
+    hierarchy = lambda line: line.split(":")[1]
+    lines = [line for line in open("/proc/self/cgroup").read().split() if hierarchy(line) == mount[0]]
+    return mount[1] + lines[0].split(":", 2)[2] if lines else None
+mounts = [("pids", "/sys/fs/cgroup/pids"), ("", "/sys/fs/cgroup"), ("", "/sys/fs/cgroup/unified")]
+group = None
+for folder in filter(None, map(own_group, mounts)):
+    try:
+        os.makedirs(folder + "/ckpt-run-test", exist_ok=True)
+        open(folder + "/ckpt-run-test/cgroup.procs").close()
+        group = folder + "/ckpt-run-test"
+        break
+    except OSError: pass
+there, back = os.pipe(), os.pipe()
+child = os.fork()
+if child == 0:
+    os.close(there[1])
+    if group: open(group + "/cgroup.procs", "w").write(str(os.getpid()))
+    while os.read(there[0], 1):
+        names = [line for line in open("/proc/self/cgroup") if "ckpt-run-test" in line]
+        os.write(back[1], ("".join(names) or "nowhere").encode())
+    os._exit(0)
+os.close(there[0])
+for i in steps():
+    os.write(there[1], b"x")
+    note(os.read(back[0], 500))
+os.close(there[1])
+os.waitpid(child, 0)
+if group: os.rmdir(group)
 "#,
     );
 }
