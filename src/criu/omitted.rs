@@ -11,6 +11,17 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use super::plugin::{PluginVariable, name};
 use crate::plugin::variables;
 
+/// Reasons of the plugin to refuse a dump.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// A process uses protection keys in a way that cannot be restored.
+    Keys,
+    /// A thread has descriptors or a working folder of its own.
+    Unshared,
+    /// A thread has the scheduling policy `SCHED_DEADLINE`.
+    Deadline,
+}
+
 /// The file, for one run of CRIU.
 #[derive(Debug)]
 pub struct OmittedState(File);
@@ -57,26 +68,42 @@ impl OmittedState {
         Ok(content)
     }
 
-    /// Returns the process for which the plugin has refused a dump.
+    /// Returns the reason for which the plugin has refused a dump, and the process.
     #[must_use]
-    pub fn refused(&self) -> Option<i32> {
+    pub fn refused(&self) -> Option<(Refused, i32)> {
+        let kinds = [
+            (variables::BAD_KEYS, Refused::Keys),
+            (variables::UNSHARED, Refused::Unshared),
+            (variables::DEADLINE, Refused::Deadline),
+        ];
+        let mut kinds = kinds.into_iter();
+        kinds.find_map(|(kind, refused)| Some((refused, self.thread_of(&[kind])?)))
+    }
+
+    /// Returns a thread that still lacks state after a dump. The plugin empties the file once it has given everything back.
+    #[must_use]
+    pub fn lacking(&self) -> Option<i32> {
+        self.thread_of(&[variables::REGISTERS, variables::DISPATCH])
+    }
+
+    /// Returns true if the plugin has given everything back to restored processes.
+    #[must_use]
+    pub fn is_given_back(&self) -> bool {
+        self.0.metadata().is_ok_and(|file| file.len() == 0)
+    }
+
+    /// Returns the thread of the first record of these kinds.
+    fn thread_of(&self, kinds: &[u32]) -> Option<i32> {
         let content = self.content().ok()?;
         let mut rest = content.as_slice();
         // Kind, thread and length of the content, then the content.
         while let Some(([kind, thread, len], after)) = header(rest) {
-            if kind == variables::REFUSED {
+            if kinds.contains(&kind) {
                 return Some(thread.cast_signed());
             }
             rest = after.get(len as usize..)?;
         }
         None
-    }
-
-    /// Returns a thread whose state the plugin has saved and not given back, once CRIU has ended.
-    #[must_use]
-    pub fn remaining(&self) -> Option<i32> {
-        let content = self.content().ok()?;
-        header(&content).map(|([_, thread, _], _)| thread.cast_signed())
     }
 }
 
@@ -99,25 +126,29 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_is_found_after_other_records() {
-        let refused = |records: &[Vec<u8>]| {
+    fn threads_of_records_are_found_by_their_kinds() {
+        let found = |records: &[Vec<u8>]| {
             let state = OmittedState::holding(&records.concat()).unwrap();
             assert_eq!(state.content().unwrap(), records.concat());
-            (state.refused(), state.remaining())
+            assert_eq!(state.is_given_back(), records.is_empty());
+            (state.refused(), state.lacking())
         };
-        let other = record(2, 7, &[0; 40]);
-        assert_eq!(refused(&[]), (None, None));
+        let (keys, register) = (record(3, 6, &[0; 40]), record(2, 7, &[0; 40]));
+        assert_eq!(found(&[]), (None, None));
+        assert_eq!(found(&[keys.clone(), record(1, 8, &[])]), (None, None));
+        assert_eq!(found(&[keys.clone(), register.clone()]), (None, Some(7)));
         assert_eq!(
-            refused(&[other.clone(), record(1, 8, &[])]),
-            (None, Some(7))
+            found(&[keys.clone(), record(5, 8, &[9; 32])]),
+            (None, Some(8))
         );
-        let refusal = record(variables::REFUSED, 9, &[1; 24]);
-        assert_eq!(
-            refused(&[other.clone(), refusal.clone()]),
-            (Some(9), Some(7))
-        );
-        // A record that is not complete.
-        assert_eq!(refused(&[other[..50].to_vec()]), (None, Some(7)));
-        assert_eq!(refused(&[refusal[..11].to_vec()]), (None, None));
+        let refusal = record(variables::BAD_KEYS, 9, &[1; 24]);
+        let refused = (Some((Refused::Keys, 9)), Some(7));
+        assert_eq!(found(&[register, refusal.clone()]), refused);
+        for (kind, reason) in [(6, Refused::Unshared), (7, Refused::Deadline)] {
+            assert_eq!(found(&[record(kind, 5, &[])]), (Some((reason, 5)), None));
+        }
+        // Records that are not complete.
+        assert_eq!(found(&[keys[..50].to_vec()]), (None, None));
+        assert_eq!(found(&[refusal[..11].to_vec()]), (None, None));
     }
 }

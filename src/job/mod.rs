@@ -38,7 +38,7 @@ pub use files::{Access, FilesError, OpenFile, collect, has_open};
 pub(crate) use halt::tests::compiled;
 pub use halt::{HaltError, Halted, code_of, halt, number_inside, thread_of};
 pub use input::{Input, InputMark};
-pub use links::{DumpLock, folders_of_links, remove_links};
+pub use links::{DumpLock, remove_links};
 pub use nodes::{Node, NodeKind, NodesError, needed};
 pub use obstacles::{
     Finding, Obstacle, ProcessName, When, find_obstacle, find_unmounted, have_huge_pages,

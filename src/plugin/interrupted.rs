@@ -61,6 +61,7 @@ pub fn can_be_made_again(call: &Call, timespec: impl Fn(u64) -> Option<u64>) -> 
         },
         (EINTR, calls::EPOLL_WAIT | calls::EPOLL_PWAIT) => milliseconds(fourth),
         (EINTR, calls::READ | calls::SEMOP) => true,
+        (EINTR, calls::RT_SIGTIMEDWAIT) => third == 0 || is_short(third),
         (EINTR, calls::SEMTIMEDOP) => fourth == 0,
         _ => false,
     }
@@ -72,6 +73,7 @@ mod calls {
     pub const POLL: i64 = 7;
     pub const NANOSLEEP: i64 = 35;
     pub const SEMOP: i64 = 65;
+    pub const RT_SIGTIMEDWAIT: i64 = 128;
     pub const FUTEX: i64 = 202;
     pub const SEMTIMEDOP: i64 = 220;
     pub const CLOCK_NANOSLEEP: i64 = 230;

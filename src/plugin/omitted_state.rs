@@ -14,38 +14,38 @@
 //!           exit        CRIU has left the processes: gives back registers and dispatch, and empties the file
 //! restore   hook        gives everything back, and empties the file; the supervisor checks that it is empty
 //! ```
-//! Refused are protection keys beside memory that may be executed and not read, for which the kernel uses a key of its own: a
+//! Refused are threads with descriptors or a working folder of their own, and those with the policy `SCHED_DEADLINE`; protection
+//! keys beside memory that may be executed and not read, for which the kernel uses a key of its own: a
 //! restored process gets that first; and memory whose key the process has freed.
 //!
 //! The file is a sequence of records: kind, thread and length of the content, four bytes each, then the content. Numbers
 //! have the machine's byte order.
 
 use core::ffi::{c_int, c_long};
+use core::sync::atomic::{AtomicU8, Ordering};
 
 use super::extended_registers::{
     BY_PERMISSION, COMPONENT_BYTES_MAX, ExtendedRegisters, KEY_RIGHTS, TILES, has_keys,
     unknown_components,
 };
-use super::kernel::{_exit, O_CLOEXEC, O_DIRECTORY, close, openat, read_at, variable, write_some};
+use super::kernel::{
+    _exit, ENOENT, O_CLOEXEC, O_DIRECTORY, close, openat, read_at, variable, write_at, write_some,
+};
 use super::listing::for_each_entry;
 use super::protection_keys::{
-    INITIAL_RIGHTS, Keyed, SYS_ALLOCATE, SYS_MPROTECT, allocate, allocated, for_each_keyed, protect,
+    INITIAL_RIGHTS, Keyed, SYS_MPROTECT, allocate, allocated, for_each_keyed, protect,
 };
 use super::remote_calls::{Remote, can_call};
 use super::system_call::{AT_FDCWD, address, system_call};
 use super::text::{Text, number};
-use super::variables::{FILTERS, OMITTED, REFUSED};
+use super::variables::{BAD_KEYS, DEADLINE, DISPATCH, FILTERS, OMITTED, REGISTERS, UNSHARED};
 
 /// Permission of a process: the set of components.
 const PERMISSION: u32 = 1;
-/// Register of a thread: its component, then its bytes.
-const REGISTERS: u32 = 2;
 /// Keys of a process: their set.
 const KEYS: u32 = 3;
 /// Mapping of a process with a key: start, end, rights, key.
 const KEYED: u32 = 4;
-/// Dispatch of a thread, as the kernel shows it.
-const DISPATCH: u32 = 5;
 
 const HEADER_BYTES: usize = 12;
 const CONTENT_BYTES_MAX: usize = COMPONENT_BYTES_MAX + 4;
@@ -59,7 +59,8 @@ const SYS_ARCH_PRCTL: u64 = 158;
 pub fn save(pid: c_int) -> bool {
     let Some(file) = file() else { return true };
     // First, because the calls that this makes in the process could be dispatched.
-    for_each_thread(pid, |thread| save_dispatch(file, thread))
+    for_each_thread(pid, |thread| check_thread(file, pid, thread))
+        && for_each_thread(pid, |thread| save_dispatch(file, thread))
         && save_process(file, pid).is_some()
         && for_each_thread(pid, |thread| save_registers(file, thread))
 }
@@ -67,13 +68,21 @@ pub fn save(pid: c_int) -> bool {
 /// Gives back what [`save`] has removed, and registers that CRIU has overwritten.
 pub fn leave() {
     let Some(file) = file() else { return };
-    let mut is_refused = false;
+    let mut refused = None;
     let is_given = for_each_record(file, |record| {
-        is_refused |= record.kind == REFUSED;
-        !matches!(record.kind, REGISTERS | DISPATCH) || record.give_back().is_some()
+        if matches!(record.kind, BAD_KEYS | UNSHARED | DEADLINE) {
+            refused = Some((record.kind, record.thread));
+        }
+        !matches!(record.kind, REGISTERS | DISPATCH)
+            || record.give_back().is_some()
+            || has_exited(record.thread)
     });
-    if is_given && !is_refused {
+    if is_given {
         empty(file);
+        if let Some((kind, pid)) = refused {
+            // If that fails, CRIU's failure has no name.
+            let _ = write_at(file, &header(kind, pid, 0), 0);
+        }
     }
 }
 
@@ -96,7 +105,9 @@ fn save_process(file: c_int, pid: c_int) -> Option<()> {
         return Some(());
     }
     // In a process of 32-bit code, this state is not looked for. Nor does a process have it that may not make the calls.
-    if !can_call(pid) || !may_call() {
+    let may_have_keys = has_keys() && may_use_keys();
+    let may_need_permission = may_need_permission && may_ask_for_permission();
+    if !can_call(pid) || !may_need_permission && !may_have_keys {
         return Some(());
     }
     let mut remote = Remote::begin(pid)?;
@@ -110,21 +121,19 @@ fn save_process(file: c_int, pid: c_int) -> Option<()> {
             append(file, PERMISSION, pid, &[&granted.to_ne_bytes()])?;
         }
     }
-    let keys = if has_keys() {
-        allocated(&mut remote)?
-    } else {
-        0
-    };
-    drop(remote);
-    if !has_keys() {
+    if !may_have_keys {
         return Some(());
     }
+    let keys = allocated(&mut remote)?;
+    drop(remote);
     let mut registers = ExtendedRegisters::of(pid)?;
     let rights = u32::from_ne_bytes(*registers.component(KEY_RIGHTS)?.first_chunk()?);
     if keys == 0 && rights == INITIAL_RIGHTS {
         return Some(());
     }
-    append(file, KEYS, pid, &[&keys.to_ne_bytes()])?;
+    if keys != 0 {
+        append(file, KEYS, pid, &[&keys.to_ne_bytes()])?;
+    }
     let mut is_unreadable = false;
     let are_saved = for_each_keyed(pid, |keyed| {
         is_unreadable |= rights >> (2 * keyed.key) & 1 != 0;
@@ -142,7 +151,7 @@ fn save_process(file: c_int, pid: c_int) -> Option<()> {
         let kind = if is_allocated && !keyed.is_of_kernel() {
             KEYED
         } else {
-            REFUSED
+            BAD_KEYS
         };
         append(file, kind, pid, &content).is_some() && kind == KEYED
     });
@@ -154,6 +163,26 @@ fn save_process(file: c_int, pid: c_int) -> Option<()> {
         registers.give_to(pid).then_some(())?;
     }
     are_saved.then_some(())
+}
+
+/// Refuses a thread that CRIU does not restore as it is.
+fn check_thread(file: c_int, pid: c_int, thread: c_int) -> Option<()> {
+    let differs = |what| {
+        let arguments = [pid.into(), thread.into(), what, 0, 0, 0];
+        // SAFETY: takes numbers only. A kernel without the call answers with an error, which is negative.
+        unsafe { system_call(KCMP, arguments) > 0 }
+    };
+    // SAFETY: takes numbers only.
+    let policy = unsafe { system_call(SCHED_GETSCHEDULER, [thread.into(), 0, 0, 0, 0, 0]) };
+    let kind = if differs(KCMP_FILES) || differs(KCMP_FS) {
+        UNSHARED
+    } else if policy & SCHED_POLICY == SCHED_DEADLINE {
+        DEADLINE
+    } else {
+        return Some(());
+    };
+    append(file, kind, pid, &[])?;
+    None
 }
 
 fn save_dispatch(file: c_int, thread: c_int) -> Option<()> {
@@ -245,41 +274,62 @@ fn give_register(thread: c_int, component: u32, bytes: &[u8]) -> Option<()> {
     (given.component(component)? == bytes).then_some(())
 }
 
-/// Returns false if a filter that CRIU may not suspend ends a process that makes the calls. The job's processes have
-/// inherited it from the same process as CRIU. A child of CRIU makes them.
-fn may_call() -> bool {
+/// Returns false if a filter ends a process that asks for its permission.
+fn may_ask_for_permission() -> bool {
+    static ANSWER: AtomicU8 = AtomicU8::new(UNKNOWN);
+    is_allowed(&ANSWER, || {
+        let mut word = 0_u64;
+        let place = address(&raw mut word);
+        let code = ARCH_GET_XCOMP_PERM.cast_signed() as c_long;
+        // SAFETY: the kernel writes a word.
+        unsafe {
+            system_call(
+                SYS_ARCH_PRCTL.cast_signed() as c_long,
+                [code, place, 0, 0, 0, 0],
+            )
+        };
+    })
+}
+
+/// Returns false if a filter ends a process that uses keys.
+fn may_use_keys() -> bool {
+    static ANSWER: AtomicU8 = AtomicU8::new(UNKNOWN);
+    is_allowed(&ANSWER, || {
+        let number = SYS_MPROTECT.cast_signed() as c_long;
+        // SAFETY: protects nothing.
+        unsafe { system_call(number, [0; 6]) };
+    })
+}
+
+const UNKNOWN: u8 = 0;
+const ALLOWED: u8 = 1;
+const FORBIDDEN: u8 = 2;
+
+/// Tries a call in a child of CRIU, once, if CRIU may not suspend filters: the job's processes have inherited them from the
+/// same process as CRIU.
+fn is_allowed(answer: &AtomicU8, call: impl FnOnce()) -> bool {
     if variable(FILTERS).is_none() {
         return true;
     }
-    // SAFETY: CRIU has one thread; the child makes system calls only.
-    let child = unsafe { fork() };
-    if child == 0 {
-        let mut word = 0_u64;
-        let place = address(&raw mut word);
-        for (number, arguments) in [
-            (
-                SYS_ARCH_PRCTL,
-                [
-                    ARCH_GET_XCOMP_PERM.cast_signed() as c_long,
-                    place,
-                    0,
-                    0,
-                    0,
-                    0,
-                ],
-            ),
-            (SYS_MPROTECT, [0; 6]),
-            (SYS_ALLOCATE, [c_long::MAX, 0, 0, 0, 0, 0]),
-        ] {
-            // SAFETY: the kernel writes a word, protects nothing, and refuses the flags.
-            unsafe { system_call(number.cast_signed() as c_long, arguments) };
+    if answer.load(Ordering::Relaxed) == UNKNOWN {
+        // SAFETY: CRIU has one thread; the child makes system calls only.
+        let child = unsafe { fork() };
+        if child == 0 {
+            call();
+            // SAFETY: takes a number and does not return.
+            unsafe { _exit(0) }
         }
-        // SAFETY: takes a number and does not return.
-        unsafe { _exit(0) }
+        let mut status = -1;
+        // SAFETY: there is room for the status.
+        let waited = child > 0 && unsafe { waitpid(child, &raw mut status, 0) } == child;
+        let found = if waited && status == 0 {
+            ALLOWED
+        } else {
+            FORBIDDEN
+        };
+        answer.store(found, Ordering::Relaxed);
     }
-    let mut status = -1;
-    // SAFETY: there is room for the status.
-    child > 0 && unsafe { waitpid(child, &raw mut status, 0) } == child && status == 0
+    answer.load(Ordering::Relaxed) == ALLOWED
 }
 
 /// A thread's dispatch of system calls (`struct ptrace_sud_config`): mode, address of its switch, and the code that is
@@ -318,13 +368,28 @@ fn file() -> Option<c_int> {
 
 fn append(file: c_int, kind: u32, thread: c_int, content: &[&[u8]]) -> Option<()> {
     let len: usize = content.iter().map(|part| part.len()).sum();
-    let len = u32::try_from(len).ok()?.to_ne_bytes();
-    let header = [kind.to_ne_bytes(), thread.to_ne_bytes(), len];
-    let parts = header.iter().map(<[u8; 4]>::as_slice);
+    let header = header(kind, thread, u32::try_from(len).ok()?);
+    let parts = [header.as_slice()].into_iter();
     for part in parts.chain(content.iter().copied()) {
         (write_some(file, part) == Ok(part.len())).then_some(())?;
     }
     Some(())
+}
+
+/// Returns the beginning of a record with a content of so many bytes.
+fn header(kind: u32, thread: c_int, len: u32) -> [u8; HEADER_BYTES] {
+    let mut header = [0; HEADER_BYTES];
+    let words = [kind.to_ne_bytes(), thread.to_ne_bytes(), len.to_ne_bytes()];
+    header.copy_from_slice(words.as_flattened());
+    header
+}
+
+fn has_exited(thread: c_int) -> bool {
+    let mut path = Text::new();
+    path.push(b"/proc/");
+    path.push_number(thread);
+    let folder = openat(AT_FDCWD, path.as_c(), O_DIRECTORY | O_CLOEXEC);
+    folder.is_err_and(|error| error == ENOENT)
 }
 
 /// Calls `act` with each record until it returns false. Returns false then, and if the file is not a sequence of records.
@@ -387,6 +452,19 @@ fn empty(file: c_int) {
     unsafe { system_call(FTRUNCATE, [file.into(), 0, 0, 0, 0, 0]) };
 }
 
+const KCMP_FILES: c_long = 2;
+const KCMP_FS: c_long = 3;
+const SCHED_DEADLINE: c_long = 6;
+/// The policy without its flag.
+const SCHED_POLICY: c_long = 0xff;
+#[cfg(target_arch = "x86_64")]
+const KCMP: c_long = 312;
+#[cfg(target_arch = "aarch64")]
+const KCMP: c_long = 272;
+#[cfg(target_arch = "x86_64")]
+const SCHED_GETSCHEDULER: c_long = 145;
+#[cfg(target_arch = "aarch64")]
+const SCHED_GETSCHEDULER: c_long = 120;
 const PTRACE_GET_DISPATCH: c_int = 0x4211;
 const PTRACE_SET_DISPATCH: c_int = 0x4210;
 #[cfg(target_arch = "x86_64")]

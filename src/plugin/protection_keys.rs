@@ -21,7 +21,7 @@ const PAGE: u64 = 4096;
 
 const ENOMEM: i64 = 12;
 pub const SYS_MPROTECT: u64 = 329;
-pub const SYS_ALLOCATE: u64 = 330;
+const SYS_ALLOCATE: u64 = 330;
 const SYS_FREE: u64 = 331;
 
 /// Rights to a mapping: the bits of `mprotect`.

@@ -185,6 +185,7 @@ impl Drop for Remote {
         // SAFETY: reads the values given; the thread is stopped.
         unsafe {
             ptrace(PTRACE_SETREGS, thread, 0_u64, &raw const self.registers);
+            self.was_stopped |= rest(thread);
             ptrace(PTRACE_SETSIGMASK, thread, size, &raw const self.mask);
             if self.was_stopped {
                 // Reaches the thread's process, as CRIU's signal did.
@@ -192,6 +193,25 @@ impl Drop for Remote {
             }
         }
     }
+}
+
+/// Brings a thread from its step to the stop in which CRIU had it, before it executes anything. Otherwise it would get the
+/// step's SIGTRAP if CRIU was killed. Returns true if that has taken away a stop signal.
+fn rest(thread: c_int) -> bool {
+    let mut was_stopped = false;
+    for _ in 0..STEPS_MAX {
+        let mut status = 0;
+        // SAFETY: takes numbers only; the thread is stopped.
+        let goes_on = unsafe {
+            ptrace(PTRACE_INTERRUPT, thread, 0_u64, 0_u64) == 0
+                && ptrace(PTRACE_CONT, thread, 0_u64, 0_u64) == 0
+        };
+        if !goes_on || !wait(thread, &mut status) || status != GOT_STOP {
+            break;
+        }
+        was_stopped = true;
+    }
+    was_stopped
 }
 
 /// Returns true for a thread that is in 64-bit code of this machine.
@@ -307,9 +327,11 @@ const SYS_PERSONALITY: u64 = 135;
 const SYS_SET_MEMPOLICY: u64 = 238;
 const PTRACE_PEEKDATA: c_int = 2;
 const PTRACE_POKEDATA: c_int = 5;
+const PTRACE_CONT: c_int = 7;
 const PTRACE_SINGLESTEP: c_int = 9;
 const PTRACE_GETREGS: c_int = 12;
 const PTRACE_SETREGS: c_int = 13;
+const PTRACE_INTERRUPT: c_int = 0x4207;
 const PTRACE_GETSIGMASK: c_int = 0x420a;
 const PTRACE_SETSIGMASK: c_int = 0x420b;
 const PTRACE_GET_RSEQ_CONFIGURATION: c_int = 0x420f;

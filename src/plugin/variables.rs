@@ -28,9 +28,16 @@ pub const CALLS: &CStr = c"CKPT_RUN_PLUGIN_CALLS";
 /// Descriptor of the file in memory with the state that CRIU omits, in decimal. Set at a dump, and at a restore if there is
 /// any such state.
 pub const OMITTED: &CStr = c"CKPT_RUN_PLUGIN_OMITTED";
-/// Kind of the record in this file that refuses a dump: a process uses protection keys in a way that
-/// cannot be restored.
-pub const REFUSED: u32 = 0;
+/// Kind of a record in this file that refuses a dump: a process uses protection keys in a way that cannot be restored.
+pub const BAD_KEYS: u32 = 0;
+/// Kind of a record that refuses a dump: a thread has descriptors or a working folder of its own.
+pub const UNSHARED: u32 = 6;
+/// Kind of a record that refuses a dump: a thread has the scheduling policy `SCHED_DEADLINE`.
+pub const DEADLINE: u32 = 7;
+/// Kind of a record with a register of a thread: its component, then its bytes. It is given back at the end of a dump, too.
+pub const REGISTERS: u32 = 2;
+/// Kind of a record with the dispatch of a thread, as the kernel shows it. It is given back at the end of a dump, too.
+pub const DISPATCH: u32 = 5;
 /// Mount points, separated by newlines, on which symbolic links are disabled during a restore.
 pub const NO_LINKS: &CStr = c"CKPT_RUN_PLUGIN_NO_LINKS";
 /// Beginning of the paths of the sockets for long reads of memory pages. Device (major and minor number) and inode number

@@ -75,7 +75,7 @@ impl<'a> Landing<'a> {
     }
 
     fn complete(&self) -> Result<(), RestoreError> {
-        if self.omitted.and_then(OmittedState::remaining).is_some() {
+        if !self.omitted.is_none_or(OmittedState::is_given_back) {
             return Err(RestoreError::Omitted);
         }
         let root = job::child_with_pid(self.sandbox.pid(), self.facts.pids.root)?;

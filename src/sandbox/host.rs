@@ -225,10 +225,13 @@ impl Sandbox {
         self.isolation.is_user() || is_in_user_namespace()
     }
 
-    /// Returns what the filter hides that the sandbox has installed for the job.
+    /// Returns what the job's filter hides. If the sandbox has not installed it, because CRIU has restored it from an image
+    /// of another machine, that is not known and may be everything.
     #[must_use]
-    pub fn hidden(&self) -> Hidden {
-        self.hidden.get().copied().unwrap_or_default()
+    pub fn hidden_or_all(&self) -> Hidden {
+        let hidden = self.hidden.get().copied();
+        let hidden = hidden.filter(|hidden| *hidden != Hidden::NOTHING);
+        hidden.unwrap_or(Hidden::EVERYTHING)
     }
 
     /// Starts the job, in the terminal that its stdout is, if it is one; [`Event::Started`], [`Event::NotStarted`] or [`Event::Failed`] follows.

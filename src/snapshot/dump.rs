@@ -20,7 +20,7 @@ use super::kept_files::{Beforehand, FileCopies};
 use super::take_snapshot::{Snapshotted, Subject};
 use crate::clock;
 use crate::config;
-use crate::criu::{Captured, OmittedState};
+use crate::criu::{Captured, OmittedState, Refused};
 use crate::gpu::inherited_devices::InheritedDevices;
 use crate::job::{self, Descriptors, Process, TreeError, When};
 use crate::run::gpu_facts::CudaFacts;
@@ -107,15 +107,13 @@ impl<'a> Dump<'a> {
                 |name, pipe| self.receive(name, pipe),
                 || {
                     let open = self.still_network()?;
-                    let folders = job::folders_of_links(&open);
-                    let turn = locked(&self.turn);
-                    if let Some(folder) = turn.as_ref().and_then(|turn| turn.lacks(&folders)) {
-                        return Err(SnapshotError::Renamed(folder.clone()));
-                    }
-                    *locked(&looking) = Some(if folders.is_empty() {
-                        Looking::Now(scope.spawn(move || self.look(open)))
-                    } else {
+                    let mut turn = locked(&self.turn);
+                    let turn = turn.as_mut().ok_or(SnapshotError::Panicked)?;
+                    let makes_links = turn.complete(&open).map_err(SnapshotError::Renamed)?;
+                    *locked(&looking) = Some(if makes_links {
                         Looking::Later(open)
+                    } else {
+                        Looking::Now(scope.spawn(move || self.look(open)))
                     });
                     Ok(())
                 },
@@ -135,16 +133,16 @@ impl<'a> Dump<'a> {
         drop(locked(&self.network).take());
         drop(locked(&self.turn).take());
         self.log.get_or_init(|| dumped.log);
-        if let Some(pid) = omitted.refused() {
-            return Err(SnapshotError::Keys(pid));
-        }
-        let remaining = omitted.remaining();
-        let result = match remaining {
-            Some(_) if dumped.result.is_ok() => Err(SnapshotError::Criu {
+        let lacking = omitted.lacking();
+        let result = match (omitted.refused(), lacking) {
+            (Some((Refused::Keys, pid)), _) => Err(SnapshotError::Keys(pid)),
+            (Some((Refused::Unshared, pid)), _) => Err(SnapshotError::Unshared(pid)),
+            (Some((Refused::Deadline, pid)), _) => Err(SnapshotError::Deadline(pid)),
+            (None, Some(_)) if dumped.result.is_ok() => Err(SnapshotError::Criu {
                 reason: "CRIU has left without giving back registers of the job".to_owned(),
                 passes: false,
             }),
-            _ => dumped.result,
+            (None, _) => dumped.result,
         };
         result.map_err(|error| {
             let processes = match job::tree(self.root) {
@@ -161,7 +159,7 @@ impl<'a> Dump<'a> {
             let hurt =
                 job::with_remains_of_criu(&processes).or_else(|| before.into_iter().find(is_dead));
             let hurt = hurt.filter(|_| dumped.killed).map(|process| process.pid);
-            match hurt.or(remaining) {
+            match hurt.or(lacking) {
                 Some(pid) => SnapshotError::Doubtful {
                     pid,
                     source: Box::new(error),

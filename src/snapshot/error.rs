@@ -41,9 +41,22 @@ pub enum SnapshotError {
     /// The job has state that cannot be restored, or that a snapshot would harm.
     #[error(transparent)]
     Obstacle(#[from] job::Obstacle),
-    /// The job has removed the name of an open file after the lock on its folder could have been taken.
+    /// A thread has descriptors or a working folder of its own.
     #[error(
-        "the job has removed the name of an open file in {} when the snapshot had begun; the next attempt can save it",
+        "a thread of process {0} has its own file descriptors or working folder (unshare with CLONE_FILES or CLONE_FS), which \
+         CRIU does not restore; let a process of its own do that work"
+    )]
+    Unshared(i32),
+    /// A thread has the scheduling policy `SCHED_DEADLINE`.
+    #[error(
+        "a thread of process {0} has the scheduling policy SCHED_DEADLINE, which CRIU cannot restore; use SCHED_FIFO or \
+         SCHED_RR (chrt)"
+    )]
+    Deadline(i32),
+    /// The job has removed the name of an open file when the snapshot had begun, and another job has the lock of its folder.
+    #[error(
+        "the job has removed the name of an open file in {} when the snapshot had begun, and another job with files there is \
+         being snapshotted or restored; the next attempt waits for it",
         .0.display()
     )]
     Renamed(PathBuf),
@@ -158,6 +171,8 @@ impl SnapshotError {
             | Self::Mount(_)
             | Self::MessageQueue(_)
             | Self::Keys(_)
+            | Self::Unshared(_)
+            | Self::Deadline(_)
             | Self::Renamed(_)
             | Self::Obstacle(_) => FailureKind::Unsupported,
             Self::Criu { .. } | Self::Slow(_) | Self::Stream(_) => FailureKind::Criu,

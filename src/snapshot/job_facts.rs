@@ -143,7 +143,7 @@ impl Recorded {
             clocks: self.clocks,
             hidden: match filters {
                 None | Some(0) => Hidden::NOTHING,
-                Some(_) => job.sandbox.hidden(),
+                Some(_) => job.sandbox.hidden_or_all(),
             },
             cuda,
             streams: self.streams,

@@ -8,6 +8,7 @@
 #include <immintrin.h>
 #include <linux/landlock.h>
 #include <pthread.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdio.h>
@@ -285,6 +286,61 @@ static void sequence(void) {
     }
 }
 
+// --- Threads that CRIU does not restore as they are
+
+static void *own_folder(void *unused) {
+    if (unshare(CLONE_FS)) thread_wrong = "unshare";
+    pause();
+    return unused;
+}
+
+static void *own_files(void *unused) {
+    if (unshare(CLONE_FILES)) thread_wrong = "unshare";
+    pause();
+    return unused;
+}
+
+static void with_thread(void *(*thread)(void *)) {
+    pthread_t id;
+    pthread_create(&id, NULL, thread, NULL);
+    for (;;) {
+        compute();
+        tell(thread_wrong);
+    }
+}
+
+static void thread_folder(void) { with_thread(own_folder); }
+static void thread_files(void) { with_thread(own_files); }
+
+static void deadline(void) {
+    struct { unsigned size, policy; unsigned long flags; int nice; unsigned priority; unsigned long runtime, deadline, period; }
+        attributes = {sizeof attributes, 6, 0, 0, 0, 5 * 1000 * 1000, 50 * 1000 * 1000, 50 * 1000 * 1000};
+    if (syscall(SYS_sched_setattr, 0, &attributes, 0)) missing();
+    for (;;) {
+        compute();
+        tell(NULL);
+    }
+}
+
+// --- A wait for a signal that does not come
+
+static void *wait_for_signal(void *unused) {
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGUSR1);
+    sigwaitinfo(&set, NULL);
+    thread_wrong = "a wait without a time limit has ended";
+    return unused;
+}
+
+static void signal_wait(void) {
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGUSR1);
+    sigprocmask(SIG_BLOCK, &set, NULL);
+    with_thread(wait_for_signal);
+}
+
 // --- Landlock
 
 // The program may not notice that it is no longer confined: the kernel must have told it at the beginning.
@@ -326,6 +382,7 @@ int main(int count, char **arguments) {
     struct { const char *name; void (*run)(void); } kinds[] = {
         {"tiles", tiles}, {"permission", permission}, {"live-tiles", live_tiles}, {"keys", keys},
         {"hidden-keys", hidden_keys}, {"unreadable-code", unreadable_code}, {"dispatch", dispatch}, {"sequence", sequence}, {"landlock", landlock}, {"trap", trap},
+        {"thread-folder", thread_folder}, {"thread-files", thread_files}, {"deadline", deadline}, {"signal-wait", signal_wait},
     };
     for (unsigned i = 0; count == 2 && i < sizeof kinds / sizeof *kinds; i++)
         if (!strcmp(arguments[1], kinds[i].name)) kinds[i].run();

@@ -4,8 +4,8 @@
 //! to limit a part of it. The groups are folders, and exist after the job's end unless someone removes them.
 
 use std::fmt::Display;
-use std::fs;
-use std::io;
+use std::fs::{self, File};
+use std::io::{self, Write};
 use std::path::{Component, Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -17,7 +17,7 @@ use crate::mount_table::Mount;
 pub struct ControlGroup {
     /// Controllers of the hierarchy, separated by commas; none for that of version 2.
     pub controllers: String,
-    /// Path of the group in the hierarchy.
+    /// Path of the group in the hierarchy; in an image, without a slash at its beginning if it is below ckpt-run's own group.
     pub path: PathBuf,
 }
 
@@ -38,14 +38,36 @@ impl ControlGroup {
         })
     }
 
-    /// Moves a process into this group, by its host pid.
+    /// Returns this group as an image records it; `None` if it is one of ckpt-run's `own`.
+    pub(super) fn besides(self, own: &[Self]) -> Option<Self> {
+        let same = own.iter().find(|it| it.controllers == self.controllers);
+        match same.map(|own| self.path.strip_prefix(&own.path)) {
+            Some(Ok(below)) if below.as_os_str().is_empty() => None,
+            Some(Ok(below)) => Some(Self {
+                path: below.to_owned(),
+                ..self
+            }),
+            Some(Err(_)) | None => Some(self),
+        }
+    }
+
+    /// Moves a process into this recorded group, by its host pid.
     ///
     /// # Errors
     /// The group does not exist, or belongs to another user.
     pub(super) fn take(&self, pid: i32) -> io::Result<()> {
-        let folder = self.folder(&Mount::all_of("self")?);
+        let mut group = self.clone();
+        if self.path.is_relative() {
+            let own = Self::all_of("self");
+            let own = own.iter().find(|it| it.controllers == self.controllers);
+            group.path = own.ok_or(io::ErrorKind::NotFound)?.path.join(&self.path);
+        }
+        let folder = group.folder(&Mount::all_of("self")?);
         let folder = folder.ok_or(io::ErrorKind::NotFound)?;
-        fs::write(folder.join("cgroup.procs"), pid.to_string())
+        let list = File::options()
+            .write(true)
+            .open(folder.join("cgroup.procs"));
+        list?.write_all(pid.to_string().as_bytes())
     }
 
     /// Returns the group's folder.
@@ -117,6 +139,23 @@ mod tests {
         }
         assert_eq!(ControlGroup::parse("0"), None);
         assert_eq!(group("5:memory:/x").name(), "/x (memory)");
+    }
+
+    #[test]
+    fn groups_below_the_own_one_are_recorded_from_there() {
+        let own = [group("0::/user/a"), group("3:pids:/")];
+        for (line, expected) in [
+            ("0::/user/a", None),
+            ("3:pids:/", None),
+            ("0::/user/a/b/c", Some("b/c")),
+            ("3:pids:/x", Some("x")),
+            ("0::/user/ab", Some("/user/ab")),
+            ("0::/", Some("/")),
+            ("4:cpu:/x", Some("/x")),
+        ] {
+            let recorded = group(line).besides(&own).map(|group| group.path);
+            assert_eq!(recorded.as_deref(), expected.map(Path::new), "{line}");
+        }
     }
 
     #[test]

@@ -13,7 +13,7 @@ use super::control_groups::ControlGroup;
 use super::cpus::Cpus;
 use super::memory_policy::{MemoryPolicy, own_memory_policy};
 use crate::job::halt::{number_inside, thread_of, threads_of};
-use crate::job::tree::Process;
+use crate::job::tree::{Process, is_alive};
 
 /// Selects a thread as the subject of an I/O priority (`linux/ioprio.h`).
 const IOPRIO_WHO_PROCESS: libc::c_long = 1;
@@ -82,8 +82,16 @@ pub fn record_attributes(processes: &[Process]) -> Vec<ThreadAttributes> {
     let own_groups = ControlGroup::all_of("self");
     let mut recorded = Vec::new();
     for process in processes {
-        let mut groups = ControlGroup::all_of(process.host_pid);
-        groups.retain(|group| !own_groups.contains(group));
+        // A zombie has left its groups.
+        let groups = if is_alive(process.host_pid) {
+            ControlGroup::all_of(process.host_pid)
+        } else {
+            Vec::new()
+        };
+        let mut groups: Vec<_> = groups
+            .into_iter()
+            .filter_map(|group| group.besides(&own_groups))
+            .collect();
         // Attributes of a zombie are irrelevant.
         for thread in threads_of(process.host_pid).unwrap_or_default() {
             let found = Found::of(thread);

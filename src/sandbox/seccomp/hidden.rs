@@ -44,6 +44,11 @@ pub struct Hidden {
 }
 
 impl Hidden {
+    /// None is available.
+    pub const EVERYTHING: Self = Self {
+        io_uring: Visibility::Hide,
+        landlock: Visibility::Hide,
+    };
     /// Both are available.
     pub const NOTHING: Self = Self {
         io_uring: Visibility::Allow,

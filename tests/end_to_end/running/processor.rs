@@ -1,4 +1,4 @@
-//! State that CRIU does not know: AMX tiles, protection keys, the dispatch of system calls, Landlock, the handler of SIGTRAP.
+//! State that CRIU does not know, such as AMX tiles, protection keys, the dispatch of system calls, Landlock.
 //! `tests/processor/run` uses each in a small program, kills and restores it. Kinds that the machine lacks are skipped.
 
 use std::fs;

@@ -11,7 +11,6 @@
 //! removed.
 
 use std::collections::BTreeSet;
-use std::ffi::OsStr;
 use std::fs::{self, DirEntry, File};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
@@ -26,11 +25,12 @@ use procfs::process::MMapPath;
 
 use crate::clock;
 
-use super::descriptors::Descriptors;
-use super::files::{LINK_PREFIX, OpenFile, is_deleted};
-use super::nodes::map_link;
-use super::rewind::error::{RewindError, system};
-use super::tree;
+use super::folder_locks::is_held_by_ckpt_run;
+use crate::job::descriptors::Descriptors;
+use crate::job::files::{LINK_PREFIX, OpenFile, is_deleted};
+use crate::job::nodes::map_link;
+use crate::job::rewind::error::{RewindError, system};
+use crate::job::tree;
 use crate::safe_path::Spot;
 
 /// Number of looks in a row that find no ckpt-run with the lock: between two jobs, nobody has it for a moment.
@@ -102,9 +102,7 @@ impl DumpLock {
         let begun = clock::now();
         let take = |folder: PathBuf| {
             let held = lock(&folder, begun, wait)?;
-            let there = path_of(&held);
-            give_back(&there);
-            set_aside(&there, own);
+            tidy(&held, own);
             Some((folder, held))
         };
         Self {
@@ -113,12 +111,27 @@ impl DumpLock {
         }
     }
 
-    /// Returns one of these folders, in which CRIU will make links, if its lock was not wanted: processes, frozen by now, have
-    /// removed a file's name since. At its end CRIU removes its links by their names, which may be those of another job
+    /// Takes the locks, without waiting, on those of the folders in which CRIU will make links that were not wanted before:
+    /// the processes, frozen by now, have removed a file's name since. Returns false if CRIU will make no links.
+    ///
+    /// # Errors
+    /// Another job has the lock of this folder. At its end CRIU removes its links by their names, which would be that job's
     /// then.
-    #[must_use]
-    pub fn lacks<'a>(&self, folders: &'a BTreeSet<PathBuf>) -> Option<&'a PathBuf> {
-        folders.iter().find(|it| !self.wanted.contains(*it))
+    pub fn complete(&mut self, open: &[Descriptors]) -> Result<bool, PathBuf> {
+        let found: Vec<_> = open.iter().flat_map(renamed).collect();
+        let own = found.iter().map(|(_, identity)| *identity).collect();
+        let makes_links = !found.is_empty();
+        for (folder, _) in found {
+            if self.wanted.insert(folder.clone()) {
+                let now = |file| Flock::lock(file, FlockArg::LockExclusiveNonblock).ok();
+                let Some(held) = open_folder(&folder).and_then(now) else {
+                    return Err(folder);
+                };
+                tidy(&held, &own);
+                self.folders.push((folder, held));
+            }
+        }
+        Ok(makes_links)
     }
 
     /// Creates the links that a restore of these files needs.
@@ -167,10 +180,14 @@ fn path_of(held: &File) -> PathBuf {
     format!("/proc/self/fd/{}", held.as_raw_fd()).into()
 }
 
+fn open_folder(folder: &Path) -> Option<File> {
+    let spot = Spot::of(folder).ok()?;
+    spot.open(File::options().read(true), O_DIRECTORY).ok()
+}
+
 /// Locks a folder. Returns `None` if the folder does not exist, or its holder does not release it in time.
 fn lock(folder: &Path, begun: Instant, wait: Wait) -> Option<Flock<File>> {
-    let spot = Spot::of(folder).ok()?;
-    let mut file = spot.open(File::options().read(true), O_DIRECTORY).ok()?;
+    let mut file = open_folder(folder)?;
     let mut is_logged = false;
     let mut looks = 0;
     loop {
@@ -202,35 +219,6 @@ fn lock(folder: &Path, begun: Instant, wait: Wait) -> Option<Flock<File>> {
     None
 }
 
-/// Returns true if a ckpt-run of this user seems to hold the lock on a folder. The check relies on the program's name,
-/// which any process can have. The user is read from `status`: the files in `/proc` of an undumpable process are
-/// root's.
-fn is_held_by_ckpt_run(folder: &File) -> bool {
-    let Ok(inode) = folder.metadata().map(|about| about.ino()) else {
-        return false;
-    };
-    let locks = procfs::locks().unwrap_or_default();
-    let mut holders = locks
-        .into_iter()
-        .filter(|lock| lock.lock_type == procfs::LockType::FLock && lock.inode == inode);
-    holders.any(|lock| lock.pid.is_some_and(is_ckpt_run))
-}
-
-fn is_ckpt_run(pid: i32) -> bool {
-    let Ok(process) = procfs::process::Process::new(pid) else {
-        return false;
-    };
-    let user = nix::unistd::getuid().as_raw();
-    let is_ours = process.status().is_ok_and(|status| status.ruid == user);
-    let name = |path: &Path| path.file_name().map(OsStr::to_owned);
-    let program = process.exe().ok().and_then(|path| name(&path));
-    let us = std::env::current_exe().ok().and_then(|path| name(&path));
-    is_ours
-        && program.is_some_and(|program| {
-            program.as_encoded_bytes().starts_with(b"ckpt-run") || Some(program) == us
-        })
-}
-
 /// Returns the entries of a folder whose names are CRIU's followed by the suffix `behind`.
 fn links_in<'a>(
     folder: &Path,
@@ -244,6 +232,13 @@ fn links_in<'a>(
         (!number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()))
             .then_some((entry, link))
     })
+}
+
+/// Sets aside what is in a folder that has just been locked.
+fn tidy(held: &File, own: &BTreeSet<Identity>) {
+    let there = path_of(held);
+    give_back(&there);
+    set_aside(&there, own);
 }
 
 fn set_aside(folder: &Path, own: &BTreeSet<Identity>) {
@@ -268,13 +263,6 @@ fn give_back(folder: &Path) {
             let _ = fs::remove_file(entry.path());
         }
     }
-}
-
-/// Returns the folders in which CRIU makes links for files of frozen processes.
-#[must_use]
-pub fn folders_of_links(open: &[Descriptors]) -> BTreeSet<PathBuf> {
-    let renamed = open.iter().flat_map(renamed);
-    renamed.map(|(folder, _)| folder).collect()
 }
 
 /// Returns the files of a process whose opened name was removed but that have another name, with their folders. CRIU
@@ -382,16 +370,19 @@ mod tests {
     fn dumps_and_restores_of_files_in_one_folder_take_turns() {
         let holder = Holder::start();
         let second = holder.path("second");
-        let mut files = super::super::collect(&[holder.open()]).unwrap();
+        let mut files = crate::job::collect(&[holder.open()]).unwrap();
         files.retain(|file| file.path == second);
         files[0].links = vec![holder.path("link_remap.7")];
-        let earlier = DumpLock::to_dump(&[]);
-        let needed = folders_of_links(&[holder.open()]);
-        assert_eq!(needed, [holder.folder.path().to_owned()].into());
-        assert_eq!(earlier.lacks(&needed), needed.first());
+        let mut earlier = DumpLock::to_dump(&[]);
+        assert_eq!(earlier.complete(&[]), Ok(false));
+        assert_eq!(earlier.complete(&[holder.open()]), Ok(true));
+        assert!(holder.is_in(&earlier));
+        let folder = holder.folder.path().to_owned();
+        let late = DumpLock::to_dump(&[]).complete(&[holder.open()]);
+        assert_eq!(late, Err(folder));
+        drop(earlier);
         let turn = DumpLock::to_dump(&[holder.open()]);
         assert!(holder.is_in(&turn));
-        assert_eq!(turn.lacks(&needed), None);
         let (done, waits) = channel();
         std::thread::scope(|scope| {
             let (files, holder) = (&files, &holder);
@@ -451,18 +442,6 @@ mod tests {
         let folders = [one.path().to_owned(), two.path().to_owned()];
         let turn = DumpLock::take(folders.into(), &BTreeSet::new(), wait);
         assert!(turn.folders.is_empty());
-    }
-
-    #[test]
-    fn the_lock_of_a_ckpt_run_of_this_user_is_recognized() {
-        let folder = tempfile::tempdir().unwrap();
-        let open = || File::open(folder.path()).unwrap();
-        assert!(!is_held_by_ckpt_run(&open()));
-        let held = Flock::lock(open(), FlockArg::LockExclusive).unwrap();
-        assert!(is_held_by_ckpt_run(&open()), "this process has our name");
-        drop(held);
-        let _locker = Locker::start(folder.path());
-        assert!(!is_held_by_ckpt_run(&open()));
     }
 
     #[test]
