@@ -5,8 +5,8 @@
 //! that they need no saving. At a restore, it replaces them by `/dev/null` and zeros.
 //!
 //! Waits that CRIU would interrupt continue (`interrupted`). Restored threads make the system calls that only they can
-//! make (`remote_calls`), and get state that CRIU omits (`omitted_state`). During a restore, links of other users cannot redirect CRIU (`guard`). The plugin asks the
-//! supervisor for permission at several steps (`question`).
+//! make (`remote_calls`), and get state that CRIU omits (`omitted_state`). During a restore, links of other users cannot
+//! redirect CRIU (`guard`). The plugin asks the supervisor for permission at several steps (`question`).
 //!
 //! Preloaded into CRIU, it takes the place of some functions of the C library: `interposed` at a dump, `pages`,
 //! `reserved` and `subreaper` at a restore, `refused` where CRIU has no privileges on the machine.

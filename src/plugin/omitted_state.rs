@@ -14,9 +14,12 @@
 //!           exit        CRIU has left the processes: gives back registers and dispatch, and empties the file
 //! restore   hook        gives everything back, and empties the file; the supervisor checks that it is empty
 //! ```
-//! Refused are threads with descriptors or a working folder of their own, and those with the policy `SCHED_DEADLINE`; protection
-//! keys beside memory that may be executed and not read, for which the kernel uses a key of its own: a
-//! restored process gets that first; and memory whose key the process has freed.
+//! A dump is refused because of:
+//!
+//! - a thread with descriptors or a working folder of its own, or with the policy `SCHED_DEADLINE`;
+//! - keys beside memory that may be executed and not read: the kernel uses a key of its own for that, which a restored
+//!   process would get first;
+//! - memory whose key the process has freed.
 //!
 //! The file is a sequence of records: kind, thread and length of the content, four bytes each, then the content. Numbers
 //! have the machine's byte order.

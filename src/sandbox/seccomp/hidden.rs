@@ -44,12 +44,12 @@ pub struct Hidden {
 }
 
 impl Hidden {
-    /// None is available.
+    /// All of them are hidden.
     pub const EVERYTHING: Self = Self {
         io_uring: Visibility::Hide,
         landlock: Visibility::Hide,
     };
-    /// Both are available.
+    /// All of them are available.
     pub const NOTHING: Self = Self {
         io_uring: Visibility::Allow,
         landlock: Visibility::Allow,
