@@ -86,6 +86,8 @@ mod path_text;
 /// Files shared with the CRIU plugin, a library of its own whose root is `src/plugin/lib.rs`.
 mod plugin {
     #[cfg(test)]
+    mod call_dispatch;
+    #[cfg(test)]
     #[allow(dead_code, reason = "the plugin uses the rest")]
     mod connection;
     #[cfg(test)]
@@ -112,6 +114,8 @@ mod plugin {
     #[allow(dead_code, reason = "the plugin uses the rest")]
     mod mapping;
     #[cfg(test)]
+    mod omitted_records;
+    #[cfg(test)]
     mod omitted_state;
     #[cfg(test)]
     mod protection_keys;
@@ -120,10 +124,14 @@ mod plugin {
     #[cfg(test)]
     mod remote_calls;
     #[cfg(test)]
+    pub(crate) mod short_calls;
+    #[cfg(test)]
     #[allow(dead_code, reason = "the plugin uses the rest")]
     mod system_call;
     #[cfg(test)]
     mod text;
+    #[cfg(test)]
+    mod tracing;
     pub(crate) mod variables;
 }
 mod path_walk;

@@ -8,6 +8,7 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::fs::{OpenOptionsExt, symlink};
 use std::path::Path;
+use std::time::Duration;
 
 use super::Version;
 #[cfg(test)]
@@ -46,6 +47,14 @@ pub fn install_plugin(folder: &Path) -> io::Result<()> {
 pub fn plugin_takes(majors: &[u32]) -> PluginVariable {
     let list: Vec<String> = majors.iter().map(ToString::to_string).collect();
     (name(variables::MAJORS), list.join(" ").into())
+}
+
+/// Returns the variable for a dump of a job that has not been stopped for so long. Waits that are not longer have not been
+/// repeated before.
+#[must_use]
+pub fn plugin_repeats(undisturbed: Duration) -> PluginVariable {
+    let limit = u32::try_from(undisturbed.as_millis()).unwrap_or(u32::MAX);
+    (name(variables::WAIT_MS), limit.to_string().into())
 }
 
 /// Returns the variable for a CRIU that may not suspend filters, in a sandbox that has installed so many for the job.
@@ -192,13 +201,15 @@ mod tests {
                 1_000_000_001
             })
         };
-        let again = |result, number, arguments| {
+        let again = |result, number, arguments: [u64; 4]| {
+            // Of calls with a fifth argument, it is the time limit.
+            let [first, second, third, fourth] = arguments;
             let call = Call {
                 number,
-                arguments,
+                arguments: [first, second, third, fourth, fourth, 0],
                 result,
             };
-            can_be_made_again(&call, short)
+            can_be_made_again(&call, 1_000_000_000, short)
         };
         let minus_one = u64::from(u32::MAX);
         for (number, arguments, expected) in [
@@ -236,8 +247,20 @@ mod tests {
             (128, [0, 0, 1, 0], true),
             (128, [0, 0, 2, 0], false),
             (220, [0; 4], true),
-            (220, [0, 0, 0, 1], false),
+            (220, [0, 0, 0, 1], true),
+            (220, [0, 0, 0, 2], false),
             (7, [0; 4], false),
+            (1, [0; 4], true),
+            (42, [0; 4], true),
+            (45, [0, 0, 0, 1], true),
+            (208, [0; 4], true),
+            (208, [0, 0, 0, 1], true),
+            (208, [0, 0, 0, 2], false),
+            (285, [0; 4], true),
+            (299, [0; 4], true),
+            (299, [0, 0, 0, 2], false),
+            (307, [0, 0, 0, 1], true),
+            (62, [0; 4], false),
         ] {
             assert_eq!(
                 again(-4, number, arguments),

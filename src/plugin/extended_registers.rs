@@ -5,7 +5,9 @@
 //! Extended registers of a thread (the processor's `XSAVE` area) that CRIU (4.2) does not restore: those that it does not
 //! know, such as the tiles of AMX.
 
-use core::ffi::{c_int, c_long, c_void};
+use core::ffi::{c_int, c_void};
+
+use super::tracing::ptrace;
 
 /// Components that CRIU saves and restores: x87, SSE, AVX, MPX, AVX-512, keys' rights and shadow stacks.
 const OF_CRIU: u64 = 0b1010_1111_1111;
@@ -175,8 +177,3 @@ mod processor {
 const PTRACE_GETREGSET: c_int = 0x4204;
 const PTRACE_SETREGSET: c_int = 0x4205;
 const NT_X86_XSTATE: u64 = 0x202;
-
-// Of the C library that CRIU runs with; none is linked.
-unsafe extern "C" {
-    fn ptrace(request: c_int, ...) -> c_long;
-}

@@ -13,10 +13,10 @@
 
 use core::ffi::{CStr, c_char, c_int, c_uint};
 
-use super::kernel::{O_CLOEXEC, O_DIRECTORY, close, openat, read_some, variable, write_at};
-use super::listing::for_each_entry;
+use super::kernel::{O_CLOEXEC, close, openat, read_some, variable, write_at};
+use super::listing::{for_each_thread, with_file};
 use super::system_call::AT_FDCWD;
-use super::text::{Text, number};
+use super::text::number;
 use super::variables::FILTERS;
 
 /// Name of the file that shows the filters of a thread.
@@ -84,29 +84,13 @@ pub fn are_inherited(pid: c_int) -> bool {
     let Some(inherited) = inherited() else {
         return false;
     };
-    let mut path = Text::new();
-    path.push(b"/proc/");
-    path.push_number(pid);
-    path.push(b"/task");
-    let Ok(folder) = openat(AT_FDCWD, path.as_c(), O_DIRECTORY | O_CLOEXEC) else {
-        return false;
-    };
     let mut buffer = [0; STATUS_BYTES_MAX];
-    let mut all = true;
-    let listed = for_each_entry(folder, |_, thread| {
-        if number(thread.to_bytes()).is_some() {
-            let mut path = Text::new();
-            path.push(thread.to_bytes());
-            path.push(b"/status");
-            let status = read_status(folder, path.as_c(), &mut buffer);
-            let seccomp = status.and_then(|status| Seccomp::parse(status));
-            all = seccomp.is_some_and(|seccomp| seccomp.filters == inherited);
-        }
-        all
-    });
-    // SAFETY: nobody else has it.
-    unsafe { close(folder) };
-    listed && all
+    let has_no_others = |thread| {
+        let read = |status| Seccomp::parse(read_whole(status, &mut buffer)?);
+        let seccomp = with_file(thread, b"/status", 0, read)??;
+        (seccomp.filters == inherited).then_some(())
+    };
+    for_each_thread(pid, has_no_others).is_some()
 }
 
 /// Returns the number of filters that the job's threads have inherited: those of CRIU, and the sandbox's own. `None` if CRIU
@@ -120,6 +104,14 @@ fn inherited() -> Option<u32> {
 
 fn read_status<'a>(folder: c_int, path: &CStr, buffer: &'a mut [u8]) -> Option<&'a mut [u8]> {
     let file = openat(folder, path, O_CLOEXEC).ok()?;
+    let status = read_whole(file, buffer);
+    // SAFETY: nobody else has it.
+    unsafe { close(file) };
+    status
+}
+
+/// Returns the content of a file; `None` if the buffer is not larger.
+fn read_whole(file: c_int, buffer: &mut [u8]) -> Option<&mut [u8]> {
     let mut len = 0;
     let is_whole = loop {
         match read_some(file, buffer.get_mut(len..).unwrap_or_default()) {
@@ -128,8 +120,6 @@ fn read_status<'a>(folder: c_int, path: &CStr, buffer: &'a mut [u8]) -> Option<&
             Err(_) => break false,
         }
     };
-    // SAFETY: nobody else has it.
-    unsafe { close(file) };
     buffer.get_mut(..len).filter(|_| is_whole)
 }
 

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! dump     CHECKPOINT_DEVICES                 all tasks are frozen: waits once for the supervisor's answer; checks
-//!                                             seccomp filters (`filters`); makes interrupted waits continue; saves
+//!                                             seccomp filters (`filters`); makes interrupted calls continue; saves
 //!                                             what CRIU omits (`omitted_state`)
 //!          HANDLE_DEVICE_VMA, DUMP_EXT_FILE   a listed device?  0 (nothing to save) : -ENOTSUP (CRIU refuses)
 //!          exit                               see `omitted_state`
@@ -27,7 +27,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use super::filters::are_inherited;
 use super::guard;
 use super::inode::Inode;
-use super::interrupted::let_waits_go_on;
+use super::interrupted::let_calls_go_on;
 use super::kernel::{open, pause, variable};
 use super::omitted_state;
 use super::question::ask;
@@ -169,7 +169,7 @@ extern "C" fn checkpoint(pid: c_int) -> c_int {
     if !are_inherited(pid) {
         return ABORT;
     }
-    let_waits_go_on(pid);
+    let_calls_go_on(pid);
     if omitted_state::save(pid) {
         NOT_MINE
     } else {
@@ -207,7 +207,7 @@ fn verdict(descriptor: c_int) -> c_int {
     };
     let inode = Inode::of_descriptor(descriptor);
     match inode.and_then(|inode| inode.character_device()) {
-        Some(major) if is_listed(majors.to_bytes(), major) => 0,
+        Some((major, _)) if is_listed(majors.to_bytes(), major) => 0,
         Some(_) | None => NOT_MINE,
     }
 }

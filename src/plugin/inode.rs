@@ -30,7 +30,7 @@ pub struct Inode {
     pub number: u64,
     _before_device: [u64; 11],
     device_file_major: u32,
-    _device_file_minor: u32,
+    device_file_minor: u32,
     major: u32,
     minor: u32,
     _after_device: [u64; 14],
@@ -64,9 +64,10 @@ impl Inode {
         (result == 0 && inode.mask & wanted == wanted).then_some(inode)
     }
 
-    /// Returns the driver's number, if it is a character device.
-    pub fn character_device(&self) -> Option<u32> {
-        (u32::from(self.mode) & S_IFMT == S_IFCHR).then_some(self.device_file_major)
+    /// Returns the driver's number and that of the device, if it is a character device.
+    pub fn character_device(&self) -> Option<(u32, u32)> {
+        let device = (self.device_file_major, self.device_file_minor);
+        (u32::from(self.mode) & S_IFMT == S_IFCHR).then_some(device)
     }
 
     pub fn is_pipe(&self) -> bool {

@@ -12,42 +12,61 @@
 //!
 //! - calls without a time limit, or with an absolute one;
 //! - `nanosleep` if the kernel has written the remaining time over the request, as for the C library's `sleep`;
-//! - calls that wait for at most [`SHORT_NS`]: they wait for the whole time again, because the remaining time is unknown.
+//! - calls that wait for at most [`SHORT_NS`], or not longer than the job has run since the last freeze ([`WAIT_MS`]): they
+//!   wait for the whole time again, because the remaining time is unknown. A longer wait may have been repeated before;
+//!   repeated at each dump, it would never end;
+//! - calls of sockets with a time limit (`SO_RCVTIMEO`), which is unknown: they wait for the whole time again.
 //!
-//! A thread with a pending signal is left alone: its call must end, so that the program handles the signal.
+//! A call that has moved a part of its bytes is completed ([`short_calls`]). A thread with a pending signal is left alone:
+//! its call must end, so that the program handles the signal.
 
-use core::ffi::{c_int, c_long, c_void};
+use core::ffi::c_int;
 
-use super::kernel::{close, open, read_some};
-use super::listing::for_each_entry;
-use super::text::{Text, hexadecimal, number};
+use super::kernel::variable;
+use super::listing::for_each_thread;
+use super::short_calls;
+use super::text::number;
+use super::tracing::{
+    ORIG_RAX, R8, R9, R10, RAX, RDI, RDX, RSI, Registers, Signals, is_native, peek, registers,
+    set_registers,
+};
+use super::variables::WAIT_MS;
 
-/// Longest wait, in nanoseconds, that is repeated with its whole time.
+/// Longest wait, in nanoseconds, that is repeated with its whole time at every dump.
 const SHORT_NS: u64 = 1_000_000_000;
-/// Most bytes of `/proc/PID/task/TID/status` that are read: the masks are within the first 2 KiB.
-const STATUS_BYTES: usize = 4096;
 
 /// Result of an interrupted system call inside the kernel (`include/linux/errno.h`).
 const EINTR: i64 = -4;
 const ERESTARTNOHAND: i64 = -514;
 const ERESTART_RESTARTBLOCK: i64 = -516;
 
-/// The registers of a thread inside an interrupted system call.
+/// An interrupted system call.
 #[derive(Clone, Copy, Debug)]
 pub struct Call {
     pub number: i64,
-    pub arguments: [u64; 4],
+    pub arguments: [u64; 6],
     pub result: i64,
 }
 
-/// Returns true if the call can be made again. `timespec` reads a `struct timespec` of the thread, in nanoseconds.
-pub fn can_be_made_again(call: &Call, timespec: impl Fn(u64) -> Option<u64>) -> bool {
-    let [first, second, third, fourth] = call.arguments;
-    let is_short = |address| timespec(address).is_some_and(|nanoseconds| nanoseconds <= SHORT_NS);
+impl Call {
+    fn of(registers: &Registers) -> Self {
+        Self {
+            number: registers[ORIG_RAX].cast_signed(),
+            result: registers[RAX].cast_signed(),
+            arguments: [RDI, RSI, RDX, R10, R8, R9].map(|place| registers[place]),
+        }
+    }
+}
+
+/// Returns true if the call can be made again. A wait of more than `limit` nanoseconds cannot. `timespec` reads a
+/// `struct timespec` of the thread, in nanoseconds.
+pub fn can_be_made_again(call: &Call, limit: u64, timespec: impl Fn(u64) -> Option<u64>) -> bool {
+    let [first, second, third, fourth, fifth, _] = call.arguments;
+    let is_short = |address| timespec(address).is_some_and(|nanoseconds| nanoseconds <= limit);
     // The lower half counts; a negative number is no limit.
     let milliseconds = |argument: u64| {
-        let limit = argument & u64::from(u32::MAX);
-        limit > i32::MAX as u64 || limit * 1_000_000 <= SHORT_NS
+        let wait = argument & u64::from(u32::MAX);
+        wait > i32::MAX as u64 || wait * 1_000_000 <= limit
     };
     let sleep = |request, left| left == request || left == 0 && is_short(request);
     match (call.result, call.number) {
@@ -60,25 +79,47 @@ pub fn can_be_made_again(call: &Call, timespec: impl Fn(u64) -> Option<u64>) -> 
             _ => false,
         },
         (EINTR, calls::EPOLL_WAIT | calls::EPOLL_PWAIT) => milliseconds(fourth),
-        (EINTR, calls::READ | calls::SEMOP) => true,
+        (EINTR, number) if calls::WITHOUT_EFFECT.contains(&number) => true,
+        (EINTR, calls::RECVMMSG | calls::IO_GETEVENTS) => fifth == 0 || is_short(fifth),
         (EINTR, calls::RT_SIGTIMEDWAIT) => third == 0 || is_short(third),
-        (EINTR, calls::SEMTIMEDOP) => fourth == 0,
+        (EINTR, calls::SEMTIMEDOP) => fourth == 0 || is_short(fourth),
         _ => false,
     }
 }
 
 /// Numbers of system calls on x86-64; elsewhere CRIU is left alone.
-mod calls {
+pub mod calls {
     pub const READ: i64 = 0;
+    pub const WRITE: i64 = 1;
     pub const POLL: i64 = 7;
+    pub const READV: i64 = 19;
+    pub const WRITEV: i64 = 20;
     pub const NANOSLEEP: i64 = 35;
+    pub const SENDFILE: i64 = 40;
+    pub const CONNECT: i64 = 42;
+    pub const ACCEPT: i64 = 43;
+    pub const SENDTO: i64 = 44;
+    pub const RECVFROM: i64 = 45;
+    pub const SENDMSG: i64 = 46;
+    pub const RECVMSG: i64 = 47;
     pub const SEMOP: i64 = 65;
     pub const RT_SIGTIMEDWAIT: i64 = 128;
     pub const FUTEX: i64 = 202;
+    pub const IO_GETEVENTS: i64 = 208;
     pub const SEMTIMEDOP: i64 = 220;
     pub const CLOCK_NANOSLEEP: i64 = 230;
     pub const EPOLL_WAIT: i64 = 232;
     pub const EPOLL_PWAIT: i64 = 281;
+    pub const FALLOCATE: i64 = 285;
+    pub const ACCEPT4: i64 = 288;
+    pub const RECVMMSG: i64 = 299;
+    pub const SENDMMSG: i64 = 307;
+    pub const GETRANDOM: i64 = 318;
+    /// Calls that have done nothing if they are interrupted. Those of sockets return that if they have a time limit.
+    pub const WITHOUT_EFFECT: [i64; 14] = [
+        READ, WRITE, READV, WRITEV, SENDTO, RECVFROM, SENDMSG, RECVMSG, SENDMMSG, ACCEPT, ACCEPT4,
+        CONNECT, SEMOP, FALLOCATE,
+    ];
     /// The operation without its flags.
     pub const FUTEX_OPERATION: u64 = 127;
     pub const FUTEX_WAIT: u64 = 0;
@@ -86,117 +127,45 @@ mod calls {
     pub const FUTEX_WAIT_BITSET: u64 = 9;
 }
 
-/// Makes interrupted waits of a process continue. This process has stopped all its threads. `pid` is as seen by CRIU.
-pub fn let_waits_go_on(pid: c_int) {
-    if cfg!(not(target_arch = "x86_64")) {
-        return;
+/// Makes interrupted calls of a process continue. This process has stopped all its threads. `pid` is as seen by CRIU.
+pub fn let_calls_go_on(pid: c_int) {
+    if cfg!(target_arch = "x86_64") {
+        // A thread that is left alone sees the interruption.
+        for_each_thread(pid, |thread| {
+            let_call_go_on(pid, thread);
+            Some(())
+        });
     }
-    let mut path = Text::new();
-    path.push(b"/proc/");
-    path.push_number(pid);
-    path.push(b"/task");
-    // SAFETY: the path ends with a zero.
-    let folder = unsafe { open(path.as_c().as_ptr(), 0) };
-    if folder < 0 {
-        return;
-    }
-    for_each_entry(folder, |_, name| {
-        let thread = number(name.to_bytes()).and_then(|thread| c_int::try_from(thread).ok());
-        if let Some(thread) = thread {
-            let_wait_go_on(&mut path, thread);
-        }
-        true
-    });
-    // SAFETY: the descriptor is this function's.
-    unsafe { close(folder) };
 }
 
-fn let_wait_go_on(path: &mut Text, thread: c_int) {
-    let read = |place| peek(PTRACE_PEEKUSER, thread, place);
-    let call = Call {
-        number: read(registers::ORIG_RAX).cast_signed(),
-        result: read(registers::RAX).cast_signed(),
-        arguments: [
-            registers::RDI,
-            registers::RSI,
-            registers::RDX,
-            registers::R10,
-        ]
-        .map(read),
-    };
-    if !matches!(call.result, EINTR | ERESTART_RESTARTBLOCK) {
-        return;
-    }
+fn let_call_go_on(pid: c_int, thread: c_int) -> Option<()> {
+    let mut registers = registers(thread).filter(is_native)?;
+    let call = Call::of(&registers);
     let timespec = |address: u64| {
-        let seconds = peek(PTRACE_PEEKDATA, thread, address);
-        let nanoseconds = peek(PTRACE_PEEKDATA, thread, address.checked_add(8)?);
+        let seconds = peek(thread, address)?;
+        let nanoseconds = peek(thread, address.checked_add(8)?)?;
         seconds.checked_mul(1_000_000_000)?.checked_add(nanoseconds)
     };
-    let is_native = read(registers::CS) == registers::NATIVE_CODE;
-    if call.number >= 0
-        && is_native
-        && can_be_made_again(&call, timespec)
-        && !has_signal(path, thread)
-    {
-        let result = ERESTARTNOHAND as c_long;
-        // SAFETY: sets a register of a thread that this process has stopped.
-        unsafe { ptrace(PTRACE_POKEUSER, thread, registers::RAX, result) };
+    if can_be_made_again(&call, limit(), timespec) {
+        if !has_signal(thread) {
+            registers[RAX] = ERESTARTNOHAND.cast_unsigned();
+            set_registers(thread, &registers);
+        }
+    } else if call.result > 0 {
+        let rest = short_calls::rest(&call, pid)?;
+        if !has_signal(thread) {
+            short_calls::complete(thread, &registers, rest)?;
+        }
     }
+    Some(())
 }
 
-/// Returns true if a signal waits for the thread, or if that cannot be determined.
-fn has_signal(path: &mut Text, thread: c_int) -> bool {
-    let length = path.len();
-    path.push(b"/");
-    path.push_number(thread);
-    path.push(b"/status");
-    let mut status = [0u8; STATUS_BYTES];
-    // SAFETY: the path ends with a zero.
-    let file = unsafe { open(path.as_c().as_ptr(), 0) };
-    path.cut(length);
-    if file < 0 {
-        return true;
-    }
-    let read = read_some(file, &mut status);
-    // SAFETY: the descriptor is this function's.
-    unsafe { close(file) };
-    let text = read.ok().and_then(|n| status.get(..n));
-    let mask = |name| text.and_then(|text| hexadecimal(text, name));
-    let masks = (
-        mask(b"\nSigPnd:\t"),
-        mask(b"\nShdPnd:\t"),
-        mask(b"\nSigBlk:\t"),
-    );
-    let (Some(own), Some(shared), Some(blocked)) = masks else {
-        return true;
-    };
-    (own | shared) & !blocked != 0
+fn limit() -> u64 {
+    let set = variable(WAIT_MS).and_then(|limit| number(limit.to_bytes()));
+    SHORT_NS.max(set.map_or(0, |limit| u64::from(limit) * 1_000_000))
 }
 
-fn peek(request: c_int, thread: c_int, place: u64) -> u64 {
-    // SAFETY: reads a word of a thread that this process has stopped; the C library returns it. A failure is all ones.
-    let word = unsafe { ptrace(request, thread, place, core::ptr::null_mut::<c_void>()) };
-    word.cast_unsigned()
-}
-
-const PTRACE_PEEKDATA: c_int = 2;
-const PTRACE_PEEKUSER: c_int = 3;
-const PTRACE_POKEUSER: c_int = 6;
-
-/// Places in `struct user_regs_struct` (x86-64), in bytes.
-mod registers {
-    pub const R10: u64 = 7 * 8;
-    pub const RAX: u64 = 10 * 8;
-    pub const RDX: u64 = 12 * 8;
-    pub const RSI: u64 = 13 * 8;
-    pub const RDI: u64 = 14 * 8;
-    pub const ORIG_RAX: u64 = 15 * 8;
-    pub const CS: u64 = 17 * 8;
-    /// Selector of 64-bit code (`__USER_CS`).
-    pub const NATIVE_CODE: u64 = 0x33;
-}
-
-// Of the C library that CRIU runs with; none is linked.
-unsafe extern "C" {
-    fn ptrace(request: c_int, ...) -> c_long;
+/// Returns true if a signal waits for the thread that it does not block, or if that cannot be determined.
+fn has_signal(thread: c_int) -> bool {
+    Signals::of(thread).is_none_or(|signals| signals.waiting & !signals.blocked != 0)
 }

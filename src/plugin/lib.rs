@@ -4,7 +4,7 @@
 //! device files open and mapped, although it cannot use them. CRIU refuses such files. At a dump, this plugin reports
 //! that they need no saving. At a restore, it replaces them by `/dev/null` and zeros.
 //!
-//! Waits that CRIU would interrupt continue (`interrupted`). Restored threads make the system calls that only they can
+//! System calls that CRIU would interrupt or cut short continue (`interrupted`, `short_calls`). Restored threads make the system calls that only they can
 //! make (`remote_calls`), and get state that CRIU omits (`omitted_state`). During a restore, links of other users cannot
 //! redirect CRIU (`guard`). The plugin asks the supervisor for permission at several steps (`question`).
 //!
@@ -20,6 +20,7 @@
 #![no_std]
 #![allow(unsafe_code, reason = "called by CRIU through C")]
 
+mod call_dispatch;
 mod connection;
 mod extended_registers;
 mod filters;
@@ -32,6 +33,7 @@ mod interrupted;
 mod kernel;
 mod listing;
 mod mapping;
+mod omitted_records;
 mod omitted_state;
 mod pages;
 mod protection_keys;
@@ -40,10 +42,12 @@ mod refused;
 mod remote_calls;
 mod reserved;
 mod settings;
+mod short_calls;
 mod stand_in;
 mod subreaper;
 mod system_call;
 mod text;
+mod tracing;
 mod variables;
 
 /// Ends CRIU. The plugin does not panic; if it ever does, it must not touch the process that CRIU dumps or restores.

@@ -3,8 +3,9 @@
 
 use core::ffi::{CStr, c_int, c_long};
 
-use super::kernel::{ENOENT, ESRCH, read_some};
-use super::system_call::{address, system_call};
+use super::kernel::{ENOENT, ESRCH, O_CLOEXEC, O_DIRECTORY, close, openat, read_some};
+use super::system_call::{AT_FDCWD, address, system_call};
+use super::text::{Text, number};
 
 /// Bytes of a part of a folder's list.
 const LIST_BYTES: usize = 4096;
@@ -15,6 +16,38 @@ const LINE_BYTES_MAX: usize = 16 << 10;
 const GETDENTS64: c_long = 217;
 #[cfg(target_arch = "aarch64")]
 const GETDENTS64: c_long = 61;
+
+/// Opens a file of a process or thread in `/proc`, and calls `act` with it. Returns `None` if it cannot be opened.
+pub fn with_file<R>(
+    thread: c_int,
+    name: &[u8],
+    flags: c_int,
+    act: impl FnOnce(c_int) -> R,
+) -> Option<R> {
+    let mut path = Text::new();
+    path.push(b"/proc/");
+    path.push_number(thread);
+    path.push(name);
+    let file = openat(AT_FDCWD, path.as_c(), flags | O_CLOEXEC).ok()?;
+    let result = act(file);
+    // SAFETY: nobody else has it.
+    unsafe { close(file) };
+    Some(result)
+}
+
+/// Calls `act` with each thread of a process until that returns `None`. Returns `None` then, and if the threads cannot be
+/// listed.
+pub fn for_each_thread(pid: c_int, mut act: impl FnMut(c_int) -> Option<()>) -> Option<()> {
+    with_file(pid, b"/task", O_DIRECTORY, |folder| {
+        let mut is_good = true;
+        let is_whole = for_each_entry(folder, |_, name| {
+            let thread = number(name.to_bytes()).and_then(|thread| c_int::try_from(thread).ok());
+            is_good = thread.is_none_or(|thread| act(thread).is_some());
+            is_good
+        });
+        (is_whole && is_good).then_some(())
+    })?
+}
 
 /// Calls `act` with each entry of a folder, its inode and its name, until that returns false. Returns false if the folder
 /// cannot be read to its end; that of a process that has exited has none.

@@ -20,28 +20,24 @@
 //! - keys beside memory that may be executed and not read: the kernel uses a key of its own for that, which a restored
 //!   process would get first;
 //! - memory whose key the process has freed.
-//!
-//! The file is a sequence of records: kind, thread and length of the content, four bytes each, then the content. Numbers
-//! have the machine's byte order.
 
 use core::ffi::{c_int, c_long};
 use core::sync::atomic::{AtomicU8, Ordering};
 
+use super::call_dispatch::Dispatch;
 use super::extended_registers::{
-    BY_PERMISSION, COMPONENT_BYTES_MAX, ExtendedRegisters, KEY_RIGHTS, TILES, has_keys,
-    unknown_components,
+    BY_PERMISSION, ExtendedRegisters, KEY_RIGHTS, TILES, has_keys, unknown_components,
 };
-use super::kernel::{
-    _exit, ENOENT, O_CLOEXEC, O_DIRECTORY, close, openat, read_at, variable, write_at, write_some,
-};
-use super::listing::for_each_entry;
+use super::kernel::{_exit, ENOENT, O_CLOEXEC, O_DIRECTORY, openat, variable, write_at};
+use super::listing::for_each_thread;
+use super::omitted_records::{Record, append, empty, file, for_each_record, header};
 use super::protection_keys::{
     INITIAL_RIGHTS, Keyed, SYS_MPROTECT, allocate, allocated, for_each_keyed, protect,
 };
 use super::remote_calls::{Remote, can_call};
 use super::system_call::{AT_FDCWD, address, system_call};
-use super::text::{Text, number};
-use super::variables::{BAD_KEYS, DEADLINE, DISPATCH, FILTERS, OMITTED, REGISTERS, UNSHARED};
+use super::text::Text;
+use super::variables::{BAD_KEYS, DEADLINE, DISPATCH, FILTERS, REGISTERS, UNSHARED};
 
 /// Permission of a process: the set of components.
 const PERMISSION: u32 = 1;
@@ -49,9 +45,6 @@ const PERMISSION: u32 = 1;
 const KEYS: u32 = 3;
 /// Mapping of a process with a key: start, end, rights, key.
 const KEYED: u32 = 4;
-
-const HEADER_BYTES: usize = 12;
-const CONTENT_BYTES_MAX: usize = COMPONENT_BYTES_MAX + 4;
 
 const ARCH_GET_XCOMP_PERM: u64 = 0x1022;
 const ARCH_REQ_XCOMP_PERM: u64 = 0x1023;
@@ -62,10 +55,14 @@ const SYS_ARCH_PRCTL: u64 = 158;
 pub fn save(pid: c_int) -> bool {
     let Some(file) = file() else { return true };
     // First, because the calls that this makes in the process could be dispatched.
-    for_each_thread(pid, |thread| check_thread(file, pid, thread))
-        && for_each_thread(pid, |thread| save_dispatch(file, thread))
-        && save_process(file, pid).is_some()
-        && for_each_thread(pid, |thread| save_registers(file, thread))
+    let is_saved = for_each_thread(pid, |thread| {
+        check_thread(file, pid, thread)?;
+        save_dispatch(file, thread)
+    })
+    .and_then(|()| save_process(file, pid));
+    let has_none = unknown_components() == 0;
+    let save_all = || for_each_thread(pid, |thread| save_registers(file, thread));
+    is_saved.is_some() && (has_none || save_all().is_some())
 }
 
 /// Gives back what [`save`] has removed, and registers that CRIU has overwritten.
@@ -77,7 +74,7 @@ pub fn leave() {
             refused = Some((record.kind, record.thread));
         }
         !matches!(record.kind, REGISTERS | DISPATCH)
-            || record.give_back().is_some()
+            || give_record(record).is_some()
             || has_exited(record.thread)
     });
     if is_given {
@@ -94,7 +91,7 @@ pub fn give_back() {
     let Some(file) = file() else { return };
     let give_all = |dispatch| {
         for_each_record(file, |record| {
-            (record.kind == DISPATCH) != dispatch || record.give_back().is_some()
+            (record.kind == DISPATCH) != dispatch || give_record(record).is_some()
         })
     };
     if give_all(false) && give_all(true) {
@@ -119,7 +116,7 @@ fn save_process(file: c_int, pid: c_int) -> Option<()> {
         let arguments = [ARCH_GET_XCOMP_PERM, remote.place, 0, 0];
         // Kernels without the call (before 5.16) leave the word alone, and do not use these registers.
         remote.call(SYS_ARCH_PRCTL, arguments)?;
-        let granted = remote.word() & BY_PERMISSION;
+        let granted = remote.word()? & BY_PERMISSION;
         if granted != 0 {
             append(file, PERMISSION, pid, &[&granted.to_ne_bytes()])?;
         }
@@ -197,9 +194,6 @@ fn save_dispatch(file: c_int, thread: c_int) -> Option<()> {
 }
 
 fn save_registers(file: c_int, thread: c_int) -> Option<()> {
-    if unknown_components() == 0 {
-        return Some(());
-    }
     let registers = ExtendedRegisters::of(thread)?;
     let unknown = registers.unknown_to_criu();
     for component in (0..u64::BITS).filter(|component| unknown & 1 << component != 0) {
@@ -218,47 +212,46 @@ fn save_component(
     append(file, REGISTERS, thread, &[&component.to_ne_bytes(), bytes])
 }
 
-/// A record that was read.
-struct Record<'a> {
-    kind: u32,
-    thread: c_int,
-    content: &'a [u8],
-}
-
-impl Record<'_> {
-    fn give_back(&self) -> Option<()> {
-        let word = |at: usize| Some(u32::from_ne_bytes(*self.content.get(at..)?.first_chunk()?));
-        let long = |at: usize| Some(u64::from_ne_bytes(*self.content.get(at..)?.first_chunk()?));
-        let remote = || Remote::begin(self.thread);
-        match self.kind {
-            PERMISSION => {
-                let granted = long(0)? & BY_PERMISSION;
-                for component in (0..u64::BITS).filter(|it| granted & 1 << it != 0) {
-                    let arguments = [ARCH_REQ_XCOMP_PERM, component.into(), 0, 0];
-                    (remote()?.call(SYS_ARCH_PRCTL, arguments)? == 0).then_some(())?;
-                }
-                Some(())
+fn give_record(record: &Record<'_>) -> Option<()> {
+    let word = |at: usize| {
+        Some(u32::from_ne_bytes(
+            *record.content.get(at..)?.first_chunk()?,
+        ))
+    };
+    let long = |at: usize| {
+        Some(u64::from_ne_bytes(
+            *record.content.get(at..)?.first_chunk()?,
+        ))
+    };
+    let remote = || Remote::begin(record.thread);
+    match record.kind {
+        PERMISSION => {
+            let granted = long(0)? & BY_PERMISSION;
+            for component in (0..u64::BITS).filter(|it| granted & 1 << it != 0) {
+                let arguments = [ARCH_REQ_XCOMP_PERM, component.into(), 0, 0];
+                (remote()?.call(SYS_ARCH_PRCTL, arguments)? == 0).then_some(())?;
             }
-            REGISTERS => give_register(self.thread, word(0)?, self.content.get(4..)?),
-            KEYS => {
-                let registers = ExtendedRegisters::of(self.thread)?;
-                allocate(&mut remote()?, word(0)?)?;
-                // The kernel has given the thread rights to the new keys.
-                give_register(self.thread, KEY_RIGHTS, registers.component(KEY_RIGHTS)?)
-            }
-            KEYED => {
-                let (start, end, rights, key) = (long(0)?, long(8)?, word(16)?, word(20)?);
-                let keyed = Keyed {
-                    start,
-                    end,
-                    rights,
-                    key,
-                };
-                protect(&mut remote()?, &keyed)
-            }
-            DISPATCH => Dispatch(*self.content.first_chunk()?).give_to(self.thread),
-            _ => None,
+            Some(())
         }
+        REGISTERS => give_register(record.thread, word(0)?, record.content.get(4..)?),
+        KEYS => {
+            let registers = ExtendedRegisters::of(record.thread)?;
+            allocate(&mut remote()?, word(0)?)?;
+            // The kernel has given the thread rights to the new keys.
+            give_register(record.thread, KEY_RIGHTS, registers.component(KEY_RIGHTS)?)
+        }
+        KEYED => {
+            let (start, end, rights, key) = (long(0)?, long(8)?, word(16)?, word(20)?);
+            let keyed = Keyed {
+                start,
+                end,
+                rights,
+                key,
+            };
+            protect(&mut remote()?, &keyed)
+        }
+        DISPATCH => Dispatch(*record.content.first_chunk()?).give_to(record.thread),
+        _ => None,
     }
 }
 
@@ -335,124 +328,12 @@ fn is_allowed(answer: &AtomicU8, call: impl FnOnce()) -> bool {
     answer.load(Ordering::Relaxed) == ALLOWED
 }
 
-/// A thread's dispatch of system calls (`struct ptrace_sud_config`): mode, address of its switch, and the code that is
-/// exempt, eight bytes each.
-struct Dispatch([u8; DISPATCH_BYTES]);
-
-const DISPATCH_BYTES: usize = 32;
-
-impl Dispatch {
-    const OFF: Self = Self([0; DISPATCH_BYTES]);
-
-    /// Returns `None` on a kernel that does not show it (before 6.4).
-    fn of(thread: c_int) -> Option<Self> {
-        let mut dispatch = Self::OFF;
-        let into = dispatch.0.as_mut_ptr();
-        // SAFETY: the kernel writes so many bytes.
-        (unsafe { ptrace(PTRACE_GET_DISPATCH, thread, DISPATCH_BYTES, into) } == 0)
-            .then_some(dispatch)
-    }
-
-    fn is_on(&self) -> bool {
-        self.0.first_chunk() != Some(&0_u64.to_ne_bytes())
-    }
-
-    fn give_to(&self, thread: c_int) -> Option<()> {
-        let from = self.0.as_ptr();
-        // SAFETY: the kernel reads so many bytes.
-        (unsafe { ptrace(PTRACE_SET_DISPATCH, thread, DISPATCH_BYTES, from) } == 0).then_some(())
-    }
-}
-
-/// Returns the descriptor of the file; `None` if nothing is to be saved or given back.
-fn file() -> Option<c_int> {
-    c_int::try_from(number(variable(OMITTED)?.to_bytes())?).ok()
-}
-
-fn append(file: c_int, kind: u32, thread: c_int, content: &[&[u8]]) -> Option<()> {
-    let len: usize = content.iter().map(|part| part.len()).sum();
-    let header = header(kind, thread, u32::try_from(len).ok()?);
-    let parts = [header.as_slice()].into_iter();
-    for part in parts.chain(content.iter().copied()) {
-        (write_some(file, part) == Ok(part.len())).then_some(())?;
-    }
-    Some(())
-}
-
-/// Returns the beginning of a record with a content of so many bytes.
-fn header(kind: u32, thread: c_int, len: u32) -> [u8; HEADER_BYTES] {
-    let mut header = [0; HEADER_BYTES];
-    let words = [kind.to_ne_bytes(), thread.to_ne_bytes(), len.to_ne_bytes()];
-    header.copy_from_slice(words.as_flattened());
-    header
-}
-
 fn has_exited(thread: c_int) -> bool {
     let mut path = Text::new();
     path.push(b"/proc/");
     path.push_number(thread);
     let folder = openat(AT_FDCWD, path.as_c(), O_DIRECTORY | O_CLOEXEC);
     folder.is_err_and(|error| error == ENOENT)
-}
-
-/// Calls `act` with each record until it returns false. Returns false then, and if the file is not a sequence of records.
-fn for_each_record(file: c_int, mut act: impl FnMut(&Record<'_>) -> bool) -> bool {
-    let mut place = 0;
-    loop {
-        let (mut header, mut content) = ([0; HEADER_BYTES], [0; CONTENT_BYTES_MAX]);
-        match read_at(file, &mut header, place) {
-            Ok(0) => return true,
-            Ok(HEADER_BYTES) => {}
-            Ok(_) | Err(_) => return false,
-        }
-        let word = |at: usize| header.get(at..).and_then(|at| at.first_chunk());
-        let (Some(kind), Some(thread), Some(len)) = (word(0), word(4), word(8)) else {
-            return false;
-        };
-        let len = u32::from_ne_bytes(*len);
-        place += HEADER_BYTES as u64;
-        let content = usize::try_from(len)
-            .ok()
-            .and_then(|len| content.get_mut(..len));
-        let Some(content) = content else { return false };
-        if read_at(file, content, place) != Ok(content.len()) {
-            return false;
-        }
-        let record = Record {
-            kind: u32::from_ne_bytes(*kind),
-            thread: c_int::from_ne_bytes(*thread),
-            content,
-        };
-        if !act(&record) {
-            return false;
-        }
-        place += u64::from(len);
-    }
-}
-
-/// Calls `act` with each thread of a process. Returns false if one of them could not be saved.
-fn for_each_thread(pid: c_int, mut act: impl FnMut(c_int) -> Option<()>) -> bool {
-    let mut path = Text::new();
-    path.push(b"/proc/");
-    path.push_number(pid);
-    path.push(b"/task");
-    let Ok(folder) = openat(AT_FDCWD, path.as_c(), O_DIRECTORY | O_CLOEXEC) else {
-        return false;
-    };
-    let mut is_good = true;
-    let is_whole = for_each_entry(folder, |_, name| {
-        let thread = number(name.to_bytes()).and_then(|thread| c_int::try_from(thread).ok());
-        is_good = thread.is_none_or(|thread| act(thread).is_some());
-        is_good
-    });
-    // SAFETY: nobody else has it.
-    unsafe { close(folder) };
-    is_whole && is_good
-}
-
-fn empty(file: c_int) {
-    // SAFETY: takes numbers only.
-    unsafe { system_call(FTRUNCATE, [file.into(), 0, 0, 0, 0, 0]) };
 }
 
 const KCMP_FILES: c_long = 2;
@@ -468,16 +349,9 @@ const KCMP: c_long = 272;
 const SCHED_GETSCHEDULER: c_long = 145;
 #[cfg(target_arch = "aarch64")]
 const SCHED_GETSCHEDULER: c_long = 120;
-const PTRACE_GET_DISPATCH: c_int = 0x4211;
-const PTRACE_SET_DISPATCH: c_int = 0x4210;
-#[cfg(target_arch = "x86_64")]
-const FTRUNCATE: c_long = 77;
-#[cfg(target_arch = "aarch64")]
-const FTRUNCATE: c_long = 46;
 
 // Of the C library that CRIU runs with; none is linked.
 unsafe extern "C" {
-    fn ptrace(request: c_int, ...) -> c_long;
     fn fork() -> c_int;
     fn waitpid(pid: c_int, status: *mut c_int, options: c_int) -> c_int;
 }

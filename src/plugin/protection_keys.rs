@@ -4,12 +4,10 @@
 
 use core::ffi::c_int;
 
-use super::kernel::{O_CLOEXEC, close, openat};
-use super::listing::for_each_line;
+use super::listing::{for_each_line, with_file};
 use super::mapping::range;
 use super::remote_calls::Remote;
-use super::system_call::AT_FDCWD;
-use super::text::{Text, number};
+use super::text::number;
 
 /// Keys, without that of all other memory.
 const KEYS: core::ops::Range<u32> = 1..16;
@@ -82,27 +80,20 @@ pub fn protect(remote: &mut Remote, keyed: &Keyed) -> Option<()> {
 /// Calls `act` with each mapping of a process that has a key. Returns false if the list cannot be read, or `act` returned
 /// false.
 pub fn for_each_keyed(pid: c_int, mut act: impl FnMut(&Keyed) -> bool) -> bool {
-    let mut path = Text::new();
-    path.push(b"/proc/");
-    path.push_number(pid);
-    path.push(b"/smaps");
-    let Ok(file) = openat(AT_FDCWD, path.as_c(), O_CLOEXEC) else {
-        return false;
-    };
     let (mut last, mut is_good) = (None, true);
-    let is_whole = for_each_line(file, |line| {
-        if let Some(key) = line.strip_prefix(b"ProtectionKey:") {
-            let key = number(key.trim_ascii()).unwrap_or(0);
-            let keyed = last.take().map(|keyed| Keyed { key, ..keyed });
-            is_good = key == 0 || keyed.is_some_and(|keyed| act(&keyed));
-        } else if let Some(first) = first_line(line) {
-            last = Some(first);
-        }
-        is_good
-    });
-    // SAFETY: nobody else has it.
-    unsafe { close(file) };
-    is_whole && is_good
+    let read = |file| {
+        for_each_line(file, |line| {
+            if let Some(key) = line.strip_prefix(b"ProtectionKey:") {
+                let key = number(key.trim_ascii()).unwrap_or(0);
+                let keyed = last.take().map(|keyed| Keyed { key, ..keyed });
+                is_good = key == 0 || keyed.is_some_and(|keyed| act(&keyed));
+            } else if let Some(first) = first_line(line) {
+                last = Some(first);
+            }
+            is_good
+        })
+    };
+    with_file(pid, b"/smaps", 0, read) == Some(true) && is_good
 }
 
 /// Reads the first line about a mapping, which begins with `START-END RIGHTS`.

@@ -10,14 +10,16 @@
 //! state again. A restartable sequence (`rseq`) that it is in is hidden from the kernel meanwhile: the kernel would take it
 //! for left, and CRIU would not restart it.
 
-use core::ffi::{CStr, c_int, c_long, c_void};
-use core::ptr;
+use core::ffi::{CStr, c_int};
 
-use super::kernel::{EINTR, O_CLOEXEC, close, openat, read_some};
-use super::listing::for_each_line;
+use super::kernel::EINTR;
+use super::listing::{for_each_line, with_file};
 use super::mapping::range;
-use super::system_call::AT_FDCWD;
-use super::text::{Text, hexadecimal, number};
+use super::text::number;
+use super::tracing::{
+    ORIG_RAX, R8, R9, R10, RAX, RDI, RDX, RIP, RSI, Registers, Signals, is_native, peek, poke,
+    ptrace, registers, set_registers,
+};
 
 /// Makes the calls of a list: entries `THREAD PERSONALITY MODE LOW HIGH`, in decimal, separated by semicolons. The last
 /// two are the halves of the set of nodes. A personality or mode of [`NONE`] is not set. The supervisor detects
@@ -84,9 +86,14 @@ impl Remote {
             return None;
         }
         let (code, place) = places(thread)?;
-        let sequence = sequence(thread);
-        let with_value = |address| (address, peek(thread, address));
-        let words = [code, place, sequence].map(with_value);
+        let sequence = sequence(thread)?;
+        let with_value = |address| Some((address, peek(thread, address)?));
+        let words = [
+            with_value(code)?,
+            with_value(place)?,
+            // Without a sequence, the word is not written.
+            with_value(sequence).unwrap_or_default(),
+        ];
         // A blocked SIGTRAP would lose its handler when the thread reports that it has made a step.
         let blocked = !SIGTRAP_BIT;
         // SAFETY: reads the value; the thread is stopped.
@@ -109,11 +116,11 @@ impl Remote {
     }
 
     /// Reads the word at [`place`](Self::place).
-    pub fn word(&self) -> u64 {
+    pub fn word(&self) -> Option<u64> {
         peek(self.thread, self.place)
     }
 
-    /// Makes a system call. Returns its result, or an error's number, negative; `None` if the thread could not make it.
+    /// Makes a system call of up to four arguments; further ones are 0. Returns its result, or an error's number, negative; `None` if the thread could not make it.
     pub fn call(&mut self, number: u64, arguments: [u64; 4]) -> Option<i64> {
         let mut registers = self.registers;
         registers[RAX] = number;
@@ -123,6 +130,7 @@ impl Remote {
             registers[RDX],
             registers[R10],
         ] = arguments;
+        [registers[R8], registers[R9]] = [0; 2];
         let after = self.execute(SYSCALL, registers)?;
         Some(after[RAX].cast_signed())
     }
@@ -146,9 +154,7 @@ impl Remote {
         if !poke(self.thread, self.code, kept | instruction) {
             return None;
         }
-        let from = &raw const registers;
-        // SAFETY: reads the registers.
-        let is_set = unsafe { ptrace(PTRACE_SETREGS, self.thread, 0_u64, from) } == 0;
+        let is_set = set_registers(self.thread, &registers);
         let after = (is_set && self.step()).then(|| self::registers(self.thread))??;
         (after[RIP] == self.code + bytes).then_some(after)
     }
@@ -182,9 +188,9 @@ impl Drop for Remote {
                 poke(thread, address, word);
             }
         }
-        // SAFETY: reads the values given; the thread is stopped.
+        set_registers(thread, &self.registers);
+        // SAFETY: reads the value given; the thread is stopped.
         unsafe {
-            ptrace(PTRACE_SETREGS, thread, 0_u64, &raw const self.registers);
             self.was_stopped |= rest(thread);
             ptrace(PTRACE_SETSIGMASK, thread, size, &raw const self.mask);
             if self.was_stopped {
@@ -219,71 +225,42 @@ pub fn can_call(thread: c_int) -> bool {
     registers(thread).is_some_and(|registers| is_native(&registers))
 }
 
-fn registers(thread: c_int) -> Option<Registers> {
-    let mut registers: Registers = [0; REGISTERS];
-    let into = &raw mut registers;
-    // SAFETY: the kernel writes as many registers as there are.
-    (unsafe { ptrace(PTRACE_GETREGS, thread, 0_u64, into) } == 0).then_some(registers)
-}
-
-fn is_native(registers: &Registers) -> bool {
-    cfg!(target_arch = "x86_64") && registers[CS] == NATIVE_CODE
-}
-
 /// Returns the beginning of a private mapping with code and of one with data.
 fn places(thread: c_int) -> Option<(u64, u64)> {
     let (mut code, mut data) = (None, None);
-    let file = open_in_proc(thread, b"/maps")?;
-    for_each_line(file, |line| {
-        let mut words = line.split(|byte| *byte == b' ');
-        let begin = words.next().and_then(range).map(|(begin, _)| begin);
-        match words.next() {
-            Some(b"r-xp") => code = code.or(begin),
-            Some(b"rw-p") => data = data.or(begin),
-            _ => {}
-        }
-        code.is_none() || data.is_none()
-    });
-    // SAFETY: nobody else has it.
-    unsafe { close(file) };
+    let find = |file| {
+        for_each_line(file, |line| {
+            let mut words = line.split(|byte| *byte == b' ');
+            let begin = words.next().and_then(range).map(|(begin, _)| begin);
+            match words.next() {
+                Some(b"r-xp") => code = code.or(begin),
+                Some(b"rw-p") => data = data.or(begin),
+                _ => {}
+            }
+            code.is_none() || data.is_none()
+        });
+    };
+    with_file(thread, b"/maps", 0, find)?;
     code.zip(data)
 }
 
 /// Returns the address where a thread names the restartable sequence that it is in; 0 if it has none, or on a kernel that
-/// does not show it (before 5.13).
-fn sequence(thread: c_int) -> u64 {
+/// does not show it (before 5.13). `None` if the thread cannot be read.
+fn sequence(thread: c_int) -> Option<u64> {
     let mut sequences = Sequences::default();
     let (size, into) = (size_of::<Sequences>(), &raw mut sequences);
     // SAFETY: the kernel writes at most so many bytes.
     unsafe { ptrace(PTRACE_GET_RSEQ_CONFIGURATION, thread, size, into) };
     if sequences.address == 0 {
-        return 0;
+        return Some(0);
     }
     let place = sequences.address + OFFSET_OF_SEQUENCE;
-    if peek(thread, place) == 0 { 0 } else { place }
+    Some(if peek(thread, place)? == 0 { 0 } else { place })
 }
 
 /// Returns true if SIGTRAP waits for a thread, or if that cannot be determined.
 fn has_pending_trap(thread: c_int) -> bool {
-    let Some(file) = open_in_proc(thread, b"/status") else {
-        return true;
-    };
-    let mut status = [0; STATUS_BYTES];
-    let read = read_some(file, &mut status);
-    // SAFETY: nobody else has it.
-    unsafe { close(file) };
-    let text = read.ok().and_then(|read| status.get(..read));
-    let mask = |name| text.and_then(|text| hexadecimal(text, name));
-    let waiting = mask(b"\nSigPnd:\t").zip(mask(b"\nShdPnd:\t"));
-    waiting.is_none_or(|(own, shared)| (own | shared) & SIGTRAP_BIT != 0)
-}
-
-fn open_in_proc(thread: c_int, name: &[u8]) -> Option<c_int> {
-    let mut path = Text::new();
-    path.push(b"/proc/");
-    path.push_number(thread);
-    path.push(name);
-    openat(AT_FDCWD, path.as_c(), O_CLOEXEC).ok()
+    Signals::of(thread).is_none_or(|signals| signals.waiting & SIGTRAP_BIT != 0)
 }
 
 /// Waits until a thread has stopped.
@@ -300,37 +277,20 @@ fn wait(thread: c_int, status: &mut c_int) -> bool {
     }
 }
 
-fn peek(thread: c_int, place: u64) -> u64 {
-    // SAFETY: reads a word of a stopped thread; the C library returns it.
-    let word = unsafe { ptrace(PTRACE_PEEKDATA, thread, place, ptr::null_mut::<c_void>()) };
-    word.cast_unsigned()
-}
-
-fn poke(thread: c_int, place: u64, word: u64) -> bool {
-    // SAFETY: writes a word of a stopped thread.
-    unsafe { ptrace(PTRACE_POKEDATA, thread, place, word) == 0 }
-}
-
 /// The instruction `syscall`, and its bytes.
 const SYSCALL: (u64, u64) = (0x050f, 2);
 /// The instruction `tilezero tmm0`, and its bytes.
 const TILE_ZERO: (u64, u64) = (0xc0_497b_e2c4, 5);
 /// Attempts to let a thread execute an instruction; each report of a stop takes one.
 const STEPS_MAX: u32 = 16;
-/// Most bytes of `/proc/TID/status` that are read: the masks are within the first 2 KiB.
-const STATUS_BYTES: usize = 4096;
 /// Place of `rseq_cs` in `struct rseq`.
 const OFFSET_OF_SEQUENCE: u64 = 8;
 /// Bits of a set of nodes, and one more, by the convention of the call.
 const NODES: u64 = 65;
 const SYS_PERSONALITY: u64 = 135;
 const SYS_SET_MEMPOLICY: u64 = 238;
-const PTRACE_PEEKDATA: c_int = 2;
-const PTRACE_POKEDATA: c_int = 5;
 const PTRACE_CONT: c_int = 7;
 const PTRACE_SINGLESTEP: c_int = 9;
-const PTRACE_GETREGS: c_int = 12;
-const PTRACE_SETREGS: c_int = 13;
 const PTRACE_INTERRUPT: c_int = 0x4207;
 const PTRACE_GETSIGMASK: c_int = 0x420a;
 const PTRACE_SETSIGMASK: c_int = 0x420b;
@@ -348,23 +308,8 @@ const GOT_STOP: c_int = SIGSTOP << 8 | STOPPED;
 /// `__WALL`: also threads.
 const WALL: c_int = 0x4000_0000;
 
-/// `struct user_regs_struct` (x86-64) and the places in it.
-type Registers = [u64; REGISTERS];
-const REGISTERS: usize = 27;
-const R10: usize = 7;
-const RAX: usize = 10;
-const RDX: usize = 12;
-const RSI: usize = 13;
-const RDI: usize = 14;
-const ORIG_RAX: usize = 15;
-const RIP: usize = 16;
-const CS: usize = 17;
-/// Selector of 64-bit code (`__USER_CS`).
-const NATIVE_CODE: u64 = 0x33;
-
 // Of the C library that CRIU runs with; none is linked.
 unsafe extern "C" {
-    fn ptrace(request: c_int, ...) -> c_long;
     fn waitpid(pid: c_int, status: *mut c_int, options: c_int) -> c_int;
     fn kill(pid: c_int, signal: c_int) -> c_int;
     fn __errno_location() -> *mut c_int;

@@ -22,10 +22,6 @@ impl<const BYTES: usize> Buffer<BYTES> {
         }
     }
 
-    pub fn len(&self) -> usize {
-        self.length
-    }
-
     pub fn push(&mut self, more: &[u8]) {
         for byte in more {
             if self.length + 1 < BYTES {
@@ -43,15 +39,6 @@ impl<const BYTES: usize> Buffer<BYTES> {
         }
         let digit = usize::try_from(number % 10).unwrap_or_default();
         self.push(&b"0123456789"[digit..=digit]);
-    }
-
-    /// Shortens the text.
-    pub fn cut(&mut self, length: usize) {
-        let end = self.length;
-        if let Some(rest) = self.bytes.get_mut(length..end) {
-            rest.fill(0);
-            self.length = length;
-        }
     }
 
     pub fn as_c(&self) -> &CStr {

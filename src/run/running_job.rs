@@ -2,13 +2,16 @@
 
 use std::io;
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use super::own_activity::OwnActivity;
 use super::streams::Streams;
 use crate::agent_client::{Channel, Token};
+use crate::clock;
 use crate::job::{self, Process, TreeError};
 use crate::network_socket::NetworkSocket;
 use crate::sandbox::{JobPids, Sandbox};
+use crate::sync::locked;
 
 /// A job that runs, or is about to.
 #[derive(Debug)]
@@ -21,9 +24,24 @@ pub(crate) struct Job {
     pub moved: Vec<i32>,
     /// ckpt-run's work in the job, for the detection of signs of the job's activity.
     pub own_activity: OwnActivity,
+    /// End of the last freeze or restore; `None` before the first.
+    pub runs_since: Mutex<Option<Instant>>,
 }
 
 impl Job {
+    /// Records that a snapshot or a restore has ended and the job runs again.
+    pub fn runs_again(&self) {
+        *locked(&self.runs_since) = Some(clock::now());
+    }
+
+    /// Returns the time since the last freeze or restore; without any, the longest there is.
+    pub fn runs_for(&self) -> Duration {
+        let since = *locked(&self.runs_since);
+        since.map_or(Duration::MAX, |since| {
+            clock::now().saturating_duration_since(since)
+        })
+    }
+
     /// Returns the job's agents, if it was started with any.
     pub fn agents(&self) -> Option<Agents> {
         let sandbox = Arc::clone(&self.sandbox);

@@ -17,7 +17,8 @@ use crate::clock;
 use crate::config;
 use crate::criu::{
     Capture, CaptureError, Captured, DumpOptions, OmittedState, Tcp, Unaccepted, asks_at_dump,
-    dump_arguments, plugin_interposes, plugin_leaves_filters, plugin_takes, reports_passing,
+    dump_arguments, plugin_interposes, plugin_leaves_filters, plugin_repeats, plugin_takes,
+    reports_passing,
 };
 use crate::job::{self, TreeError};
 use crate::run::format::why;
@@ -121,6 +122,7 @@ impl<'a> CriuDump<'a> {
                 plugin_takes(majors),
                 interposes.map_err(SnapshotError::Prepare)?,
                 OmittedState::variable(OMITTED),
+                plugin_repeats(job.runs_for()),
             ]
             .into_iter()
             .chain(

@@ -100,6 +100,7 @@ pub(crate) fn take(
     let _busy = subject.context.ongoing.begin(Work::Snapshot, Step::Admit);
     let computing = |freeze| {
         subject.job.continues();
+        subject.job.runs_again();
         subject.context.ongoing.computing();
         computing(freeze);
     };

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use super::perform::{Effects, Processes};
 use crate::agent_client;
@@ -230,6 +230,7 @@ impl Effects {
             token: self.context.agent.as_ref().map(|(_, token)| *token),
             moved: Vec::new(),
             own_activity: OwnActivity::default(),
+            runs_since: Mutex::default(),
         });
         let pid = host_pid(&job.sandbox, pids);
         self.processes = Processes::Job(job);

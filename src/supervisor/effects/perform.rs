@@ -184,7 +184,9 @@ impl Effects {
             token: restoring.token,
             moved: restored.moved.clone(),
             own_activity: OwnActivity::default(),
+            runs_since: Mutex::default(),
         });
+        job.runs_again();
         huge_pages::give_back(&self.context, &job);
         self.processes = Processes::Job(job);
         Outcome::Notice(Notice::Restored { image, restored })

@@ -1,0 +1,100 @@
+#![allow(
+    unsafe_code,
+    reason = "called by CRIU through C, and traces the job's threads"
+)]
+//! Registers, memory and signals of threads that this process traces and has stopped.
+
+use core::ffi::{c_int, c_long};
+
+use super::kernel::read_some;
+use super::listing::with_file;
+use super::system_call::{address, system_call};
+use super::text::hexadecimal;
+
+/// `struct user_regs_struct` (x86-64) and the places in it.
+pub type Registers = [u64; REGISTERS];
+const REGISTERS: usize = 27;
+pub const R10: usize = 7;
+pub const R9: usize = 8;
+pub const R8: usize = 9;
+pub const RAX: usize = 10;
+pub const RDX: usize = 12;
+pub const RSI: usize = 13;
+pub const RDI: usize = 14;
+pub const ORIG_RAX: usize = 15;
+pub const RIP: usize = 16;
+pub const RSP: usize = 19;
+const CS: usize = 17;
+/// Selector of 64-bit code (`__USER_CS`).
+const NATIVE_CODE: u64 = 0x33;
+
+/// Returns the registers of a thread; `None` if it has exited.
+pub fn registers(thread: c_int) -> Option<Registers> {
+    let mut registers: Registers = [0; REGISTERS];
+    let into = &raw mut registers;
+    // SAFETY: the kernel writes as many registers as there are.
+    (unsafe { ptrace(PTRACE_GETREGS, thread, 0_u64, into) } == 0).then_some(registers)
+}
+
+/// Gives a thread its registers.
+pub fn set_registers(thread: c_int, registers: &Registers) -> bool {
+    // SAFETY: reads the registers.
+    unsafe { ptrace(PTRACE_SETREGS, thread, 0_u64, &raw const *registers) == 0 }
+}
+
+/// Returns true for the registers of a thread that is in 64-bit code of this machine.
+pub fn is_native(registers: &Registers) -> bool {
+    cfg!(target_arch = "x86_64") && registers[CS] == NATIVE_CODE
+}
+
+/// Reads a word of a thread's memory.
+pub fn peek(thread: c_int, place: u64) -> Option<u64> {
+    let mut word = 0_u64;
+    let (place, into) = (place.cast_signed() as c_long, address(&raw mut word));
+    let arguments = [PTRACE_PEEKDATA, thread.into(), place, into, 0, 0];
+    // SAFETY: the kernel writes a word.
+    (unsafe { system_call(PTRACE, arguments) } == 0).then_some(word)
+}
+
+/// Writes a word of a thread's memory, also where the thread itself may not write.
+pub fn poke(thread: c_int, place: u64, word: u64) -> bool {
+    // SAFETY: takes numbers only.
+    unsafe { ptrace(PTRACE_POKEDATA, thread, place, word) == 0 }
+}
+
+/// Signals of a thread, as masks.
+pub struct Signals {
+    /// Those that wait for it or for its process.
+    pub waiting: u64,
+    pub blocked: u64,
+}
+
+impl Signals {
+    pub fn of(thread: c_int) -> Option<Self> {
+        let mut status = [0; STATUS_BYTES];
+        let read = |file| read_some(file, &mut status);
+        let read = with_file(thread, b"/status", 0, read)?.ok()?;
+        let text = status.get(..read)?;
+        let own = hexadecimal(text, b"\nSigPnd:\t")?;
+        Some(Self {
+            waiting: own | hexadecimal(text, b"\nShdPnd:\t")?,
+            blocked: hexadecimal(text, b"\nSigBlk:\t")?,
+        })
+    }
+}
+
+/// Most bytes of `/proc/TID/status` that are read: the masks are within the first 2 KiB.
+const STATUS_BYTES: usize = 4096;
+#[cfg(target_arch = "x86_64")]
+const PTRACE: c_long = 101;
+#[cfg(target_arch = "aarch64")]
+const PTRACE: c_long = 117;
+const PTRACE_PEEKDATA: c_long = 2;
+const PTRACE_POKEDATA: c_int = 5;
+const PTRACE_GETREGS: c_int = 12;
+const PTRACE_SETREGS: c_int = 13;
+
+// Of the C library that CRIU runs with; none is linked.
+unsafe extern "C" {
+    pub fn ptrace(request: c_int, ...) -> c_long;
+}
