@@ -124,6 +124,8 @@ mod plugin {
     #[cfg(test)]
     mod remote_calls;
     #[cfg(test)]
+    mod restarts;
+    #[cfg(test)]
     pub(crate) mod short_calls;
     #[cfg(test)]
     #[allow(dead_code, reason = "the plugin uses the rest")]

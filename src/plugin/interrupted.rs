@@ -17,18 +17,18 @@
 //!   repeated at each dump, it would never end;
 //! - calls of sockets with a time limit (`SO_RCVTIMEO`), which is unknown: they wait for the whole time again.
 //!
-//! A call that has moved a part of its bytes is completed ([`short_calls`]). A thread with a pending signal is left alone:
-//! its call must end, so that the program handles the signal.
+//! A call that has moved a part of its bytes is completed ([`short_calls`]). A signal that arrives during the freeze ends
+//! all these calls ([`restarts`]).
 
 use core::ffi::c_int;
 
 use super::kernel::variable;
 use super::listing::for_each_thread;
+use super::restarts::{self, RESTARTS_WITHOUT_HANDLER};
 use super::short_calls;
 use super::text::number;
 use super::tracing::{
-    ORIG_RAX, R8, R9, R10, RAX, RDI, RDX, RSI, Registers, Signals, is_native, peek, registers,
-    set_registers,
+    ORIG_RAX, R8, R9, R10, RAX, RDI, RDX, RSI, Registers, is_native, peek, registers, set_registers,
 };
 use super::variables::WAIT_MS;
 
@@ -37,7 +37,6 @@ const SHORT_NS: u64 = 1_000_000_000;
 
 /// Result of an interrupted system call inside the kernel (`include/linux/errno.h`).
 const EINTR: i64 = -4;
-const ERESTARTNOHAND: i64 = -514;
 const ERESTART_RESTARTBLOCK: i64 = -516;
 
 /// An interrupted system call.
@@ -82,7 +81,7 @@ pub fn can_be_made_again(call: &Call, limit: u64, timespec: impl Fn(u64) -> Opti
         (EINTR, number) if calls::WITHOUT_EFFECT.contains(&number) => true,
         (EINTR, calls::RECVMMSG | calls::IO_GETEVENTS) => fifth == 0 || is_short(fifth),
         (EINTR, calls::RT_SIGTIMEDWAIT) => third == 0 || is_short(third),
-        (EINTR, calls::SEMTIMEDOP) => fourth == 0 || is_short(fourth),
+        (EINTR, calls::SEMTIMEDOP | calls::EPOLL_PWAIT2) => fourth == 0 || is_short(fourth),
         _ => false,
     }
 }
@@ -115,6 +114,7 @@ pub mod calls {
     pub const RECVMMSG: i64 = 299;
     pub const SENDMMSG: i64 = 307;
     pub const GETRANDOM: i64 = 318;
+    pub const EPOLL_PWAIT2: i64 = 441;
     /// Calls that have done nothing if they are interrupted. Those of sockets return that if they have a time limit.
     pub const WITHOUT_EFFECT: [i64; 14] = [
         READ, WRITE, READV, WRITEV, SENDTO, RECVFROM, SENDMSG, RECVMSG, SENDMMSG, ACCEPT, ACCEPT4,
@@ -147,25 +147,19 @@ fn let_call_go_on(pid: c_int, thread: c_int) -> Option<()> {
         seconds.checked_mul(1_000_000_000)?.checked_add(nanoseconds)
     };
     if can_be_made_again(&call, limit(), timespec) {
-        if !has_signal(thread) {
-            registers[RAX] = ERESTARTNOHAND.cast_unsigned();
-            set_registers(thread, &registers);
-        }
+        registers[RAX] = RESTARTS_WITHOUT_HANDLER;
     } else if call.result > 0 {
         let rest = short_calls::rest(&call, pid)?;
-        if !has_signal(thread) {
-            short_calls::complete(thread, &registers, rest)?;
-        }
+        short_calls::prepare(thread, &mut registers, rest)?;
+        registers[RAX] = RESTARTS_WITHOUT_HANDLER;
+    } else {
+        return restarts::note(thread, &registers);
     }
-    Some(())
+    set_registers(thread, &registers).then_some(())?;
+    restarts::note(thread, &registers)
 }
 
 fn limit() -> u64 {
     let set = variable(WAIT_MS).and_then(|limit| number(limit.to_bytes()));
     SHORT_NS.max(set.map_or(0, |limit| u64::from(limit) * 1_000_000))
-}
-
-/// Returns true if a signal waits for the thread that it does not block, or if that cannot be determined.
-fn has_signal(thread: c_int) -> bool {
-    Signals::of(thread).is_none_or(|signals| signals.waiting & !signals.blocked != 0)
 }

@@ -41,6 +41,7 @@ mod question;
 mod refused;
 mod remote_calls;
 mod reserved;
+mod restarts;
 mod settings;
 mod short_calls;
 mod stand_in;

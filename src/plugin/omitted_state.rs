@@ -35,6 +35,7 @@ use super::protection_keys::{
     INITIAL_RIGHTS, Keyed, SYS_MPROTECT, allocate, allocated, for_each_keyed, protect,
 };
 use super::remote_calls::{Remote, can_call};
+use super::restarts::{self, RESTART};
 use super::system_call::{AT_FDCWD, address, system_call};
 use super::text::Text;
 use super::variables::{BAD_KEYS, DEADLINE, DISPATCH, FILTERS, REGISTERS, UNSHARED};
@@ -73,9 +74,11 @@ pub fn leave() {
         if matches!(record.kind, BAD_KEYS | UNSHARED | DEADLINE) {
             refused = Some((record.kind, record.thread));
         }
-        !matches!(record.kind, REGISTERS | DISPATCH)
-            || give_record(record).is_some()
-            || has_exited(record.thread)
+        let is_lacking = matches!(record.kind, REGISTERS | DISPATCH);
+        if record.kind == RESTART {
+            restarts::let_kernel_decide(record);
+        }
+        !is_lacking || give_record(record).is_some() || has_exited(record.thread)
     });
     if is_given {
         empty(file);
@@ -249,6 +252,12 @@ fn give_record(record: &Record<'_>) -> Option<()> {
                 key,
             };
             protect(&mut remote()?, &keyed)
+        }
+        RESTART => {
+            if restarts::has_signal(record.thread) {
+                restarts::let_kernel_decide(record);
+            }
+            Some(())
         }
         DISPATCH => Dispatch(*record.content.first_chunk()?).give_to(record.thread),
         _ => None,

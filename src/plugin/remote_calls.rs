@@ -203,7 +203,7 @@ impl Drop for Remote {
 
 /// Brings a thread from its step to the stop in which CRIU had it, before it executes anything. Otherwise it would get the
 /// step's SIGTRAP if CRIU was killed. Returns true if that has taken away a stop signal.
-fn rest(thread: c_int) -> bool {
+pub fn rest(thread: c_int) -> bool {
     let mut was_stopped = false;
     for _ in 0..STEPS_MAX {
         let mut status = 0;

@@ -27,9 +27,7 @@ use super::mapping::range;
 use super::remote_calls::Remote;
 use super::system_call::{AT_FDCWD, address, system_call};
 use super::text::Text;
-use super::tracing::{
-    ORIG_RAX, R10, RAX, RDI, RDX, RIP, RSI, RSP, Registers, peek, poke, set_registers,
-};
+use super::tracing::{R10, RAX, RDI, RDX, RIP, RSI, RSP, Registers, peek, poke};
 
 /// Arguments for the rest of a call.
 pub type Rest = [u64; 6];
@@ -74,13 +72,12 @@ pub fn rest(call: &Call, pid: c_int) -> Option<Rest> {
     Some(rest)
 }
 
-/// Lets a thread make a call for the rest. `registers` are those after the part.
-pub fn complete(thread: c_int, registers: &Registers, rest: Rest) -> Option<()> {
-    let mut changed = *registers;
+/// Changes the registers of a thread, as they are after a part, so that it makes the call for the rest when the kernel
+/// restarts it.
+pub fn prepare(thread: c_int, registers: &mut Registers, rest: Rest) -> Option<()> {
     if is_in_page(thread, registers[RIP]) {
         let frame = registers[RSP];
         let moved = peek(thread, frame)?.checked_add(registers[RAX])?;
-        changed[RIP] -= SYSCALL_BYTES;
         poke(thread, frame, moved).then_some(())?;
     } else {
         // A dispatch takes calls from unknown code.
@@ -90,14 +87,17 @@ pub fn complete(thread: c_int, registers: &Registers, rest: Rest) -> Option<()> 
         let frame = registers[RSP].checked_sub(UNTOUCHED + FRAME_BYTES)? & !15;
         let words = [RAX, RDI, RSI, RDX, R10, RIP, RSP].map(|place| registers[place]);
         write_words(thread, frame, &words)?;
-        changed[RIP] = page(thread)?;
-        changed[RSP] = frame;
+        registers[RIP] = page(thread)? + SYSCALL_BYTES;
+        registers[RSP] = frame;
     }
-    changed[RAX] = registers[ORIG_RAX];
-    // No call is in progress that the kernel would restart.
-    changed[ORIG_RAX] = u64::MAX;
-    [changed[RDI], changed[RSI], changed[RDX], changed[R10], ..] = rest;
-    set_registers(thread, &changed).then_some(())
+    [
+        registers[RDI],
+        registers[RSI],
+        registers[RDX],
+        registers[R10],
+        ..,
+    ] = rest;
+    Some(())
 }
 
 /// The code of the page.

@@ -2,10 +2,14 @@
 
 use std::fs;
 use std::process::Command;
+use std::thread;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 use super::survival::{survives, survives_two_crashes};
 use crate::harness::{
-    ON_REQUEST, Ordinary, Place, apply, as_root, as_root_and_user, program, skip, stderr,
+    ON_REQUEST, Ordinary, Place, apply, as_root, as_root_and_user, program, skip, state, stderr,
     wait_until,
 };
 
@@ -211,6 +215,37 @@ assert [struct.unpack_from("Q", events, 32 * i)[0] for i in range(3)] == [0, 1, 
 #[apply(as_root_and_user)]
 fn calls_that_have_moved_a_part_are_completed() {
     survives_two_crashes(&format!("import termios\n{PARTS}"));
+}
+
+/// Waits for a byte. A signal ends the wait, Python's handler prints, and Python waits again.
+const SIGNALED: &str = r#"
+import os, signal
+signal.signal(signal.SIGUSR1, lambda *_: print("handled", flush=True))
+memory = os.urandom(100 << 20)
+os.mkfifo("pipe"); pipe = os.open("pipe", os.O_RDWR)
+print("waits", flush=True)
+os.read(pipe, 1)
+"#;
+
+#[apply(as_root_and_user)]
+fn a_signal_during_the_freeze_ends_a_wait() {
+    let place = Place::new();
+    let mut run = place.start_python(&ON_REQUEST, SIGNALED);
+    place.wait_for("out", "waits\n");
+    let job = run.job();
+    for times in 1..=3 {
+        wait_until("the wait", || state(job) == Some('S'));
+        thread::scope(|scope| {
+            scope.spawn(|| place.snapshot());
+            // Stopped by a tracer.
+            wait_until("the freeze", || state(job) == Some('t'));
+            kill(Pid::from_raw(job), Signal::SIGUSR1).unwrap();
+        });
+        let handled = || place.text("out").matches("handled").count();
+        wait_until("the handler", || handled() == times);
+    }
+    fs::write(place.file("pipe"), "x").unwrap();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
 }
 
 #[apply(as_root)]
