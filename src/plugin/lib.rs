@@ -47,6 +47,7 @@ mod short_calls;
 mod stand_in;
 mod subreaper;
 mod system_call;
+mod terminals;
 mod text;
 mod tracing;
 mod variables;

@@ -22,6 +22,7 @@ use super::inode::Inode;
 use super::interposed::as_library;
 use super::kernel::{_exit, EAGAIN, EINTR, READ, error, variable};
 use super::system_call::{address, system_call};
+use super::terminals;
 use super::text::Buffer;
 use super::variables::{GO_ON, LONG_READ_MIN, PAGES};
 
@@ -34,6 +35,9 @@ const READ_BYTES_MAX: usize = 0x7fff_f000;
 /// `into` has room for `len` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn read(file: c_int, into: *mut c_void, len: usize) -> c_long {
+    if terminals::has_kept_data(file, len) {
+        return as_library(-c_long::from(EAGAIN));
+    }
     if len >= LONG_READ_MIN
         && let Some(connection) = connect(file)
     {

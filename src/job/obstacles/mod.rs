@@ -14,6 +14,7 @@ mod proc_files;
 mod search;
 mod sessions;
 mod strays;
+mod terminals;
 mod unmounted;
 mod watches;
 

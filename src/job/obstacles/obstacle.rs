@@ -39,6 +39,7 @@ impl Obstacle {
             | Finding::Datagram
             | Finding::Events(_)
             | Finding::ProcFile { .. }
+            | Finding::Terminal(_)
             | Finding::Unmounted(_) => true,
             Finding::Stray
             | Finding::Session { .. }
@@ -188,6 +189,12 @@ pub enum Finding {
          save; let it read them, or close the descriptor"
     )]
     Events(i32),
+    /// A terminal that the job has created has unread data.
+    #[error(
+        "has a terminal with unread data (/dev/pts/{0}), which CRIU cannot save; let the program at its other end read \
+         it, or run the program without a terminal"
+    )]
+    Terminal(u32),
     /// A symbolic link itself is watched.
     #[error(
         "watches the symbolic link {} itself (inotify, IN_DONT_FOLLOW), which CRIU cannot restore; watch its target, or the \

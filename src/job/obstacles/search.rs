@@ -8,7 +8,8 @@
 
 use super::obstacle::Obstacle;
 use super::{
-    covered, first_threads, hugetlb, leases, namespaces, proc_files, sessions, strays, watches,
+    covered, first_threads, hugetlb, leases, namespaces, proc_files, sessions, strays, terminals,
+    watches,
 };
 use crate::job::descriptors::Descriptors;
 use crate::job::sockets;
@@ -41,7 +42,8 @@ pub fn find_obstacle(
         .or_else(|| leases::find(open))
         .or_else(|| namespaces::find(processes))
         .or_else(|| proc_files::find(processes, open))
-        .or_else(|| watches::find(open));
+        .or_else(|| watches::find(open))
+        .or_else(|| terminals::find(open));
     Ok(match when {
         When::Ahead => found
             .or_else(|| first_threads::find(processes))

@@ -220,3 +220,22 @@ hold(lambda: os.close(watch))
         &["(python3) watches the symbolic link /", "/link itself"],
     );
 }
+
+#[apply(as_root_and_user)]
+fn unread_data_of_a_terminal_is_refused_and_kept() {
+    // A quoted Ctrl-C, the end of a file, and output; both ends have data.
+    let script = r#"
+import pty, termios
+master, slave = pty.openpty()
+modes = termios.tcgetattr(slave); modes[3] &= ~termios.ECHO; termios.tcsetattr(slave, termios.TCSANOW, modes)
+os.write(master, b"a\x16\x03b\n\x04"); os.write(slave, b"out\n")
+def take():
+    assert [os.read(slave, 99) for _ in range(2)] == [b"a\x03b\n", b""]
+    assert os.read(master, 99) == b"out\r\n"
+hold(take)
+os.write(master, b"in\n"); assert os.read(slave, 99) == b"in\n"
+os.write(slave, b"more\n"); assert os.read(master, 99) == b"more\r\n"
+"#;
+    let words = ["unread data (/dev/pts/", "let the program at its other end"];
+    refused_until_it_lets_go(script, &words);
+}
