@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! dump     CHECKPOINT_DEVICES                 all tasks are frozen: waits once for the supervisor's answer; checks
-//!                                             seccomp filters (`filters`); makes interrupted calls continue; saves
+//!                                             seccomp filters (`filters`); makes interrupted calls go on; saves
 //!                                             what CRIU omits (`omitted_state`)
 //!          HANDLE_DEVICE_VMA, DUMP_EXT_FILE   a listed device?  0 (nothing to save) : -ENOTSUP (CRIU refuses)
 //!          exit                               see `omitted_state`
@@ -27,8 +27,9 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use super::filters::are_inherited;
 use super::guard;
 use super::inode::Inode;
-use super::interrupted::let_calls_go_on;
+use super::interrupted::{let_all_calls_go_on, let_calls_go_on};
 use super::kernel::{open, pause, variable};
+use super::late_signals;
 use super::omitted_state;
 use super::question::ask;
 use super::remote_calls::make_calls;
@@ -159,22 +160,25 @@ unsafe extern "C" fn update_mapping(
     UPDATED
 }
 
-/// Called for each task when all tasks are frozen and CRIU has not inspected any of them yet. The first call asks the
-/// supervisor.
+/// Called for each task when all tasks are frozen and CRIU has not inspected any of them yet. After a refusal, CRIU releases
+/// all tasks.
 extern "C" fn checkpoint(pid: c_int) -> c_int {
+    if may_be_dumped(pid) {
+        return NOT_MINE;
+    }
+    let_all_calls_go_on();
+    ABORT
+}
+
+/// The first call asks the supervisor.
+fn may_be_dumped(pid: c_int) -> bool {
     static ASKED: AtomicBool = AtomicBool::new(false);
-    if !ASKED.swap(true, Ordering::Relaxed) && ask(FROZEN) == Some(false) {
-        return ABORT;
+    if !ASKED.swap(true, Ordering::Relaxed) && ask(FROZEN) == Some(false) || !are_inherited(pid) {
+        return false;
     }
-    if !are_inherited(pid) {
-        return ABORT;
-    }
+    late_signals::note_process(pid);
     let_calls_go_on(pid);
-    if omitted_state::save(pid) {
-        NOT_MINE
-    } else {
-        ABORT
-    }
+    omitted_state::save(pid)
 }
 
 /// Called for each task when all tasks are restored and none is running yet. The first call makes the tasks' own system

@@ -4,14 +4,18 @@
 //! ```text
 //! syscall(prlimit64)   limits of another user's process, without CAP_SYS_RESOURCE → /proc/PID/limits
 //! linkat, unlinkat     the folder of the name is opened without following links, and then used
+//! ptrace, fork         `late_signals`
 //! ```
 //! CRIU creates hard links (`link_remap.N`) for open files whose names were removed, in their former folders. The job's
 //! user may replace such a folder by a link at the same time.
 
-use core::ffi::{CStr, c_char, c_int, c_long};
+use core::ffi::{CStr, c_char, c_int, c_long, c_void};
 
-use super::kernel::{O_CLOEXEC, close, open, read_some};
+use super::kernel::{O_CLOEXEC, close, open, read_some, variable};
+use super::late_signals::{self, PEEK_SIGNALS, Peek, note_seen};
+use super::question::{ACTION, AT_END};
 use super::system_call::{address, system_call};
+use super::tracing::PTRACE;
 
 /// Size limit of `/proc/PID/limits`, which has 17 lines of 80 bytes.
 const LIMITS_BYTES_MAX: usize = 4096;
@@ -47,6 +51,7 @@ const OPENAT2: c_long = 437;
 // Of the C library that CRIU runs with; none is linked.
 unsafe extern "C" {
     fn __errno_location() -> *mut c_int;
+    fn dlsym(library: *mut c_void, name: *const c_char) -> *mut c_void;
 }
 
 /// `struct rlimit64`.
@@ -132,6 +137,66 @@ pub unsafe extern "C" fn unlinkat(folder: c_int, path: *const c_char, flags: c_i
         unsafe { system_call(number::UNLINKAT, arguments) }
     })
 }
+
+/// Traces like the function of the C library, and notes what CRIU sees.
+///
+/// # Safety
+/// As the request demands.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ptrace(
+    request: c_int,
+    thread: c_int,
+    place: c_long,
+    data: c_long,
+) -> c_long {
+    let mut word: c_long = 0;
+    let is_peek = PEEKS.contains(&request);
+    let into = if is_peek {
+        address(&raw mut word)
+    } else {
+        data
+    };
+    let arguments = [request.into(), thread.into(), place, into, 0, 0];
+    // SAFETY: by the contract above; a peek writes a word.
+    let result = unsafe { system_call(PTRACE, arguments) };
+    if c_long::from(request) == PEEK_SIGNALS && result > 0 {
+        #[allow(clippy::cast_possible_truncation, reason = "an address")]
+        let peek: *const Peek = core::ptr::with_exposed_provenance(place.cast_unsigned() as usize);
+        // SAFETY: the kernel has read it.
+        note_seen(thread, unsafe { &*peek }, result);
+    }
+    let result = as_library(result);
+    if is_peek && result == 0 {
+        // SAFETY: takes nothing, and returns the address of this thread's variable, which is valid as long as the thread.
+        unsafe { __errno_location().write(0) };
+        return word;
+    }
+    result
+}
+
+/// Makes a child like the function of the C library. Before the child that is CRIU's action script at the end of a dump, saves
+/// late signals.
+///
+/// # Safety
+/// See the C library's function.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fork() -> c_int {
+    if variable(ACTION).is_some_and(|action| action.to_bytes() == AT_END) {
+        late_signals::save();
+    }
+    // SAFETY: the name ends with a zero.
+    let next = unsafe { dlsym(NEXT, c"fork".as_ptr()) };
+    if next.is_null() {
+        return short(as_library(-38)); // ENOSYS
+    }
+    // SAFETY: the C library's function.
+    unsafe { core::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> c_int>(next)() }
+}
+
+/// Requests that return a word: `PTRACE_PEEKTEXT`, `PTRACE_PEEKDATA`, `PTRACE_PEEKUSER`.
+const PEEKS: [c_int; 3] = [1, 2, 3];
+/// `RTLD_NEXT`.
+const NEXT: *mut c_void = core::ptr::without_provenance_mut(usize::MAX);
 
 /// Opens the folder of a path without following links, and acts on the name in it.
 fn in_folder(folder: c_int, path: &CStr, act: impl FnOnce(c_int, c_long) -> c_long) -> c_int {

@@ -22,13 +22,16 @@
 
 use core::ffi::c_int;
 
-use super::kernel::variable;
-use super::listing::for_each_thread;
+use super::filters::are_inherited;
+use super::kernel::{O_CLOEXEC, O_DIRECTORY, close, openat, variable};
+use super::listing::{for_each_entry, for_each_thread};
 use super::restarts::{self, RESTARTS_WITHOUT_HANDLER};
 use super::short_calls;
+use super::system_call::AT_FDCWD;
 use super::text::number;
 use super::tracing::{
-    ORIG_RAX, R8, R9, R10, RAX, RDI, RDX, RSI, Registers, is_native, peek, registers, set_registers,
+    ORIG_RAX, R8, R9, R10, RAX, RDI, RDX, RIP, RSI, Registers, is_native, peek, registers,
+    set_registers,
 };
 use super::variables::WAIT_MS;
 
@@ -105,6 +108,8 @@ pub mod calls {
     pub const RT_SIGTIMEDWAIT: i64 = 128;
     pub const FUTEX: i64 = 202;
     pub const IO_GETEVENTS: i64 = 208;
+    /// Continues a call that was stopped.
+    pub const RESTART_SYSCALL: i64 = 219;
     pub const SEMTIMEDOP: i64 = 220;
     pub const CLOCK_NANOSLEEP: i64 = 230;
     pub const EPOLL_WAIT: i64 = 232;
@@ -138,8 +143,30 @@ pub fn let_calls_go_on(pid: c_int) {
     }
 }
 
+/// Makes interrupted calls of all processes continue that this process has stopped.
+pub fn let_all_calls_go_on() {
+    let Ok(folder) = openat(AT_FDCWD, c"/proc", O_DIRECTORY | O_CLOEXEC) else {
+        return;
+    };
+    for_each_entry(folder, |_, name| {
+        let pid = number(name.to_bytes()).and_then(|pid| c_int::try_from(pid).ok());
+        // Registers can be read only of those.
+        if let Some(pid) = pid.filter(|pid| registers(*pid).is_some() && are_inherited(*pid)) {
+            let_calls_go_on(pid);
+        }
+        true
+    });
+    // SAFETY: nobody else has it.
+    unsafe { close(folder) };
+}
+
 fn let_call_go_on(pid: c_int, thread: c_int) -> Option<()> {
     let mut registers = registers(thread).filter(is_native)?;
+    let is_repetition = registers[ORIG_RAX].cast_signed() == calls::RESTART_SYSCALL
+        && registers[RAX].cast_signed() == ERESTART_RESTARTBLOCK;
+    if is_repetition {
+        registers[ORIG_RAX] = number_in_code(thread, registers[RIP])?;
+    }
     let call = Call::of(&registers);
     let timespec = |address: u64| {
         let seconds = peek(thread, address)?;
@@ -157,6 +184,15 @@ fn let_call_go_on(pid: c_int, thread: c_int) -> Option<()> {
     }
     set_registers(thread, &registers).then_some(())?;
     restarts::note(thread, &registers)
+}
+
+/// Returns the number of the call that the code before an address makes: `mov eax, NUMBER; syscall`. The kernel replaces the
+/// number in the registers if a call was stopped before (by SIGSTOP, a debugger), but not the arguments.
+fn number_in_code(thread: c_int, behind: u64) -> Option<u64> {
+    match peek(thread, behind.checked_sub(8)?)?.to_le_bytes() {
+        [_, 0xb8, a, b, c, d, 0x0f, 0x05] => Some(u32::from_le_bytes([a, b, c, d]).into()),
+        _ => None,
+    }
 }
 
 fn limit() -> u64 {

@@ -31,6 +31,7 @@ mod inode;
 mod interposed;
 mod interrupted;
 mod kernel;
+mod late_signals;
 mod listing;
 mod mapping;
 mod omitted_records;

@@ -29,6 +29,7 @@ use super::extended_registers::{
     BY_PERMISSION, ExtendedRegisters, KEY_RIGHTS, TILES, has_keys, unknown_components,
 };
 use super::kernel::{_exit, ENOENT, O_CLOEXEC, O_DIRECTORY, openat, variable, write_at};
+use super::late_signals::{self, LATE_SIGNAL};
 use super::listing::for_each_thread;
 use super::omitted_records::{Record, append, empty, file, for_each_record, header};
 use super::protection_keys::{
@@ -89,12 +90,13 @@ pub fn leave() {
     }
 }
 
-/// Gives everything back to restored processes, none of which has run yet; the dispatch last.
+/// Gives everything back to restored processes, none of which has run yet. Last are the dispatch, and the calls that a signal
+/// ends.
 pub fn give_back() {
     let Some(file) = file() else { return };
-    let give_all = |dispatch| {
+    let give_all = |last| {
         for_each_record(file, |record| {
-            (record.kind == DISPATCH) != dispatch || give_record(record).is_some()
+            matches!(record.kind, DISPATCH | RESTART) != last || give_record(record).is_some()
         })
     };
     if give_all(false) && give_all(true) {
@@ -253,6 +255,7 @@ fn give_record(record: &Record<'_>) -> Option<()> {
             };
             protect(&mut remote()?, &keyed)
         }
+        LATE_SIGNAL => late_signals::send(record),
         RESTART => {
             if restarts::has_signal(record.thread) {
                 restarts::let_kernel_decide(record);

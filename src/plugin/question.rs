@@ -22,6 +22,11 @@ use super::connection::Connection;
 use super::kernel::{_exit, variable};
 use super::variables::{BEGIN, DUMPED, GO_ON, RESTORED, SCRIPT};
 
+/// Variable with the name of the action for which CRIU starts the script.
+pub const ACTION: &CStr = c"CRTOOLS_SCRIPT_ACTION";
+/// Action at the end of a dump.
+pub const AT_END: &[u8] = b"post-dump";
+
 /// Starts a program like the C library's function. For the action script, it asks instead, and ends CRIU's child.
 ///
 /// # Safety
@@ -40,9 +45,9 @@ pub unsafe extern "C" fn execvp(program: *const c_char, arguments: *const *const
 
 /// Returns the variable of the action for which CRIU starts the script; `None` for an action without a question.
 fn socket_of_action() -> Option<&'static CStr> {
-    match variable(c"CRTOOLS_SCRIPT_ACTION")?.to_bytes() {
+    match variable(ACTION)?.to_bytes() {
         b"pre-dump" => Some(BEGIN),
-        b"post-dump" => Some(DUMPED),
+        AT_END => Some(DUMPED),
         b"post-restore" => Some(RESTORED),
         _ => None,
     }

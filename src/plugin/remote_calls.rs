@@ -17,8 +17,8 @@ use super::listing::{for_each_line, with_file};
 use super::mapping::range;
 use super::text::number;
 use super::tracing::{
-    ORIG_RAX, R8, R9, R10, RAX, RDI, RDX, RIP, RSI, Registers, Signals, is_native, peek, poke,
-    ptrace, registers, set_registers,
+    ORIG_RAX, R8, R9, R10, RAX, RDI, RDX, RIP, RSI, RSP, Registers, Signals, UNTOUCHED, is_native,
+    peek, poke, ptrace, registers, set_registers,
 };
 
 /// Makes the calls of a list: entries `THREAD PERSONALITY MODE LOW HIGH`, in decimal, separated by semicolons. The last
@@ -118,6 +118,15 @@ impl Remote {
     /// Reads the word at [`place`](Self::place).
     pub fn word(&self) -> Option<u64> {
         peek(self.thread, self.place)
+    }
+
+    /// Writes words below the stack and the 128 bytes that a function may use there. Returns their address.
+    pub fn put_below_stack(&self, words: &[u64]) -> Option<u64> {
+        let bytes = 8 * u64::try_from(words.len()).ok()?;
+        let begin = self.registers[RSP].checked_sub(UNTOUCHED + bytes)? & !15;
+        let mut places = (begin..).step_by(8).zip(words);
+        let are_written = places.all(|(place, word)| poke(self.thread, place, *word));
+        are_written.then_some(begin)
     }
 
     /// Makes a system call of up to four arguments; further ones are 0. Returns its result, or an error's number, negative; `None` if the thread could not make it.

@@ -27,7 +27,7 @@ use super::mapping::range;
 use super::remote_calls::Remote;
 use super::system_call::{AT_FDCWD, address, system_call};
 use super::text::Text;
-use super::tracing::{R10, RAX, RDI, RDX, RIP, RSI, RSP, Registers, peek, poke};
+use super::tracing::{R10, RAX, RDI, RDX, RIP, RSI, RSP, Registers, UNTOUCHED, peek, poke};
 
 /// Arguments for the rest of a call.
 pub type Rest = [u64; 6];
@@ -120,8 +120,6 @@ const CODE: [u8; 56] = [
 ];
 const SYSCALL_BYTES: u64 = 2;
 const FRAME_BYTES: u64 = 64;
-/// Bytes below the stack that a function may use (System V ABI).
-const UNTOUCHED: u64 = 128;
 const PAGE_BYTES: u64 = 4096;
 
 /// Returns the page of a thread's process, which has one afterwards.

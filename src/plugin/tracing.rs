@@ -28,6 +28,9 @@ const CS: usize = 17;
 /// Selector of 64-bit code (`__USER_CS`).
 const NATIVE_CODE: u64 = 0x33;
 
+/// Bytes below the stack that a function may use (System V ABI).
+pub const UNTOUCHED: u64 = 128;
+
 /// Returns the registers of a thread; `None` if it has exited.
 pub fn registers(thread: c_int) -> Option<Registers> {
     let mut registers: Registers = [0; REGISTERS];
@@ -86,9 +89,9 @@ impl Signals {
 /// Most bytes of `/proc/TID/status` that are read: the masks are within the first 2 KiB.
 const STATUS_BYTES: usize = 4096;
 #[cfg(target_arch = "x86_64")]
-const PTRACE: c_long = 101;
+pub const PTRACE: c_long = 101;
 #[cfg(target_arch = "aarch64")]
-const PTRACE: c_long = 117;
+pub const PTRACE: c_long = 117;
 const PTRACE_PEEKDATA: c_long = 2;
 const PTRACE_POKEDATA: c_int = 5;
 const PTRACE_GETREGS: c_int = 12;

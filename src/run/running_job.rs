@@ -24,17 +24,17 @@ pub(crate) struct Job {
     pub moved: Vec<i32>,
     /// ckpt-run's work in the job, for the detection of signs of the job's activity.
     pub own_activity: OwnActivity,
-    /// End of the last freeze or restore; `None` before the first.
+    /// End of the last snapshot that succeeded, or of the restore; `None` before the first.
     pub runs_since: Mutex<Option<Instant>>,
 }
 
 impl Job {
-    /// Records that a snapshot or a restore has ended and the job runs again.
+    /// Records that a snapshot or a restore has succeeded and the job runs again.
     pub fn runs_again(&self) {
         *locked(&self.runs_since) = Some(clock::now());
     }
 
-    /// Returns the time since the last freeze or restore; without any, the longest there is.
+    /// Returns the time since the last snapshot or restore; without any, the longest there is.
     pub fn runs_for(&self) -> Duration {
         let since = *locked(&self.runs_since);
         since.map_or(Duration::MAX, |since| {

@@ -100,12 +100,13 @@ pub(crate) fn take(
     let _busy = subject.context.ongoing.begin(Work::Snapshot, Step::Admit);
     let computing = |freeze| {
         subject.job.continues();
-        subject.job.runs_again();
         subject.context.ongoing.computing();
         computing(freeze);
     };
     let attempt = || attempt(subject, afterwards, begun, None, &computing);
-    again_while_it_changes(attempt, thread::sleep)
+    let taken = again_while_it_changes(attempt, thread::sleep)?;
+    subject.job.runs_again();
+    Ok(taken)
 }
 
 /// Repeats the attempt as long as the job changes meanwhile, a limited number of times.

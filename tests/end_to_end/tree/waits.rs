@@ -9,8 +9,8 @@ use nix::unistd::Pid;
 
 use super::survival::{survives, survives_two_crashes};
 use crate::harness::{
-    ON_REQUEST, Ordinary, Place, apply, as_root, as_root_and_user, program, skip, state, stderr,
-    wait_until,
+    ON_REQUEST, Ordinary, Place, apply, as_root, as_root_and_user, descendants, program, skip,
+    state, stderr, wait_until,
 };
 
 /// Calls the C library directly: Python's own functions restart after an interruption.
@@ -246,6 +246,64 @@ fn a_signal_during_the_freeze_ends_a_wait() {
     }
     fs::write(place.file("pipe"), "x").unwrap();
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
+}
+
+/// A child waits in two calls. Until there is a file `slow`, the job cannot be dumped, which is found when it is frozen.
+const STOPPED: &str = r#"
+import ctypes, os, socket, threading, time
+libc = ctypes.CDLL(None, use_errno=True)
+def wait(name, call):
+    ctypes.set_errno(0)
+    result = call()
+    print(name, result, os.strerror(ctypes.get_errno()) if result == -1 else "", flush=True)
+os.mkfifo("pipe"); pipe = os.open("pipe", os.O_RDWR)
+polled = (ctypes.c_int * 2)(pipe, 1)
+pair = socket.socketpair()
+data = ctypes.create_string_buffer(8)
+child = os.fork()
+if child == 0:
+    thread = threading.Thread(target=wait, args=("recv", lambda: libc.recv(pair[0].fileno(), data, 8, 0))); thread.start()
+    wait("poll", lambda: libc.poll(polled, 1, -1))
+    pair[1].send(b"x"); thread.join(); os._exit(0)
+def has_own_folder():
+    assert libc.unshare(0x200) == 0
+    while not os.path.exists("slow"): time.sleep(0.005)
+thread = threading.Thread(target=has_own_folder); thread.start()
+print(child, "waits", flush=True)
+thread.join(); print("whole", flush=True)
+os.waitpid(child, 0)
+"#;
+
+#[apply(as_root_and_user)]
+fn waits_go_on_after_a_stop_and_a_refused_snapshot() {
+    let place = Place::new();
+    let mut run = place.start_python(&ON_REQUEST, STOPPED);
+    place.wait_for("out", "waits\n");
+    let child = *descendants(run.job()).last().unwrap();
+    wait_until("the wait", || state(child) == Some('S'));
+    let refused = place.verb(&["snapshot"]);
+    assert!(
+        stderr(&refused).contains("CLONE_FS"),
+        "{}",
+        stderr(&refused)
+    );
+    fs::write(place.file("slow"), "").unwrap();
+    place.wait_for("out", "whole\n");
+    place.snapshot();
+    for (signal, then) in [(Signal::SIGSTOP, 'T'), (Signal::SIGCONT, 'S')] {
+        kill(Pid::from_raw(child), signal).unwrap();
+        wait_until("the stop, and the wait again", || {
+            state(child) == Some(then)
+        });
+    }
+    place.snapshot();
+    run.crash();
+    place.wait_for("err", "restored image");
+    place.snapshot();
+    fs::write(place.file("pipe"), "x").unwrap();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    let out = place.text("out");
+    assert!(out.ends_with("waits\nwhole\npoll 1 \nrecv 1 \n"), "{out}");
 }
 
 #[apply(as_root)]
