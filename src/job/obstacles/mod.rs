@@ -16,6 +16,7 @@ mod sessions;
 mod strays;
 mod terminals;
 mod unmounted;
+mod vdso;
 mod watches;
 
 pub use hugetlb::have_huge_pages;

@@ -47,6 +47,7 @@ impl Obstacle {
             | Finding::Namespace(_)
             | Finding::Covered(_)
             | Finding::HugePages { .. }
+            | Finding::NoVdso
             | Finding::Socket { .. }
             | Finding::Tun(_)
             | Finding::WatchedLink(_) => false,
@@ -118,6 +119,12 @@ pub enum Finding {
         .0.display()
     )]
     Unmounted(PathBuf),
+    /// The process has unmapped the kernel's code for system calls.
+    #[error(
+        "has unmapped the kernel's vdso and kept its data, and CRIU cannot restore such a process; run the program without \
+         Valgrind"
+    )]
+    NoVdso,
     /// The process shares private huge pages with others, and the kernel could not give each process separate pages.
     #[error(
         "and others share huge pages of {kib} KiB (MAP_HUGETLB) since their fork; a restore gives each process separate \

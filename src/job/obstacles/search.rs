@@ -9,7 +9,7 @@
 use super::obstacle::Obstacle;
 use super::{
     covered, first_threads, hugetlb, leases, namespaces, proc_files, sessions, strays, terminals,
-    watches,
+    vdso, watches,
 };
 use crate::job::descriptors::Descriptors;
 use crate::job::sockets;
@@ -49,6 +49,7 @@ pub fn find_obstacle(
             .or_else(|| first_threads::find(processes))
             .or_else(|| covered::find(processes, open))
             .or_else(|| hugetlb::find(processes))
+            .or_else(|| vdso::find(processes))
             .or_else(|| sockets::find_unknown_kind(open)),
         When::Frozen => found,
     })

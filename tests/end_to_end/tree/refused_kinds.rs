@@ -239,3 +239,21 @@ os.write(slave, b"more\n"); assert os.read(master, 99) == b"more\r\n"
     let words = ["unread data (/dev/pts/", "let the program at its other end"];
     refused_until_it_lets_go(script, &words);
 }
+
+#[apply(as_root_and_user)]
+fn a_process_that_has_unmapped_the_vdso_is_named() {
+    // As Valgrind does, in a child that ends.
+    let script = r#"
+import ctypes
+child = os.fork()
+if child == 0:
+    mapped = next(line for line in open("/proc/self/maps") if line.endswith("[vdso]\n"))
+    begin, end = (int(number, 16) for number in mapped.split()[0].split("-"))
+    # The interpreter calls the vdso for the time, and waits here.
+    munmap, pause = ctypes.CDLL(None).munmap, ctypes.CDLL(None).pause
+    munmap(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin)); pause()
+while "[vdso]" in open(f"/proc/{child}/maps").read(): time.sleep(0.005)
+hold(lambda: (os.kill(child, 9), os.waitpid(child, 0)))
+"#;
+    refused_until_it_lets_go(script, &["vdso", "without Valgrind"]);
+}
