@@ -7,10 +7,12 @@
 //! - permission to use large registers (`arch_prctl(ARCH_REQ_XCOMP_PERM)`), without which the first instruction of AMX ends
 //!   the program, and the contents of registers that CRIU does not know;
 //! - memory protection keys;
-//! - the dispatch of system calls to a handler (`PR_SET_SYSCALL_USER_DISPATCH`).
+//! - the dispatch of system calls to a handler (`PR_SET_SYSCALL_USER_DISPATCH`);
+//! - calls that a signal would end ([`restarts`]), and signals that CRIU has not seen ([`late_signals`]).
 //!
 //! ```text
 //! dump      hook        saves the state of each process, and removes what would hinder CRIU's code in it
+//!           post-dump   all tasks are dumped: saves late signals. The supervisor reads the file
 //!           exit        CRIU has left the processes: gives back registers and dispatch, and empties the file
 //! restore   hook        gives everything back, and empties the file; the supervisor checks that it is empty
 //! ```
