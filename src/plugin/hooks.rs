@@ -110,6 +110,9 @@ pub static CR_PLUGIN_DESC: Descriptor = Descriptor {
 /// Called at the end, for a dump when CRIU's code has left the tasks and they are still frozen.
 extern "C" fn exit(stage: c_int, _result: c_int) {
     if stage == DUMP {
+        if !ASKED.load(Ordering::Relaxed) {
+            let_all_calls_go_on();
+        }
         omitted_state::leave();
     }
 }
@@ -170,9 +173,11 @@ extern "C" fn checkpoint(pid: c_int) -> c_int {
     ABORT
 }
 
+/// True once CRIU has frozen all tasks.
+static ASKED: AtomicBool = AtomicBool::new(false);
+
 /// The first call asks the supervisor.
 fn may_be_dumped(pid: c_int) -> bool {
-    static ASKED: AtomicBool = AtomicBool::new(false);
     if !ASKED.swap(true, Ordering::Relaxed) && ask(FROZEN) == Some(false) || !are_inherited(pid) {
         return false;
     }

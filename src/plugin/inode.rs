@@ -9,6 +9,7 @@ const STATX_TYPE: c_uint = 1;
 const STATX_INO: c_uint = 0x100;
 const S_IFMT: u32 = 0o170_000;
 const S_IFIFO: u32 = 0o010_000;
+const S_IFSOCK: u32 = 0o140_000;
 const S_IFCHR: u32 = 0o020_000;
 const S_IFREG: u32 = 0o100_000;
 
@@ -72,6 +73,10 @@ impl Inode {
 
     pub fn is_pipe(&self) -> bool {
         u32::from(self.mode) & S_IFMT == S_IFIFO
+    }
+
+    pub fn is_socket(&self) -> bool {
+        u32::from(self.mode) & S_IFMT == S_IFSOCK
     }
 
     pub fn is_regular(&self) -> bool {

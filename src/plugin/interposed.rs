@@ -10,6 +10,7 @@
 //! user may replace such a folder by a link at the same time.
 
 use core::ffi::{CStr, c_char, c_int, c_long, c_void};
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use super::kernel::{O_CLOEXEC, close, open, read_some, variable};
 use super::late_signals::{self, PEEK_SIGNALS, Peek, note_seen};
@@ -165,6 +166,9 @@ pub unsafe extern "C" fn ptrace(
         // SAFETY: the kernel has read it.
         note_seen(thread, unsafe { &*peek }, result);
     }
+    if c_long::from(request) == INTERRUPT && result == 0 {
+        late_signals::note_timers(thread);
+    }
     let result = as_library(result);
     if is_peek && result == 0 {
         // SAFETY: takes nothing, and returns the address of this thread's variable, which is valid as long as the thread.
@@ -181,7 +185,9 @@ pub unsafe extern "C" fn ptrace(
 /// See the C library's function.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fork() -> c_int {
-    if variable(ACTION).is_some_and(|action| action.to_bytes() == AT_END) {
+    static SAVED: AtomicBool = AtomicBool::new(false);
+    let is_at_end = variable(ACTION).is_some_and(|action| action.to_bytes() == AT_END);
+    if is_at_end && !SAVED.swap(true, Ordering::Relaxed) {
         late_signals::save();
     }
     // SAFETY: the name ends with a zero.
@@ -195,6 +201,8 @@ pub unsafe extern "C" fn fork() -> c_int {
 
 /// Requests that return a word: `PTRACE_PEEKTEXT`, `PTRACE_PEEKDATA`, `PTRACE_PEEKUSER`.
 const PEEKS: [c_int; 3] = [1, 2, 3];
+/// `PTRACE_INTERRUPT`.
+const INTERRUPT: c_long = 0x4207;
 /// `RTLD_NEXT`.
 const NEXT: *mut c_void = core::ptr::without_provenance_mut(usize::MAX);
 

@@ -15,7 +15,7 @@
 //! - calls that wait for at most [`SHORT_NS`], or not longer than the job has run since the last freeze ([`WAIT_MS`]): they
 //!   wait for the whole time again, because the remaining time is unknown. A longer wait may have been repeated before;
 //!   repeated at each dump, it would never end;
-//! - calls of sockets with a time limit (`SO_RCVTIMEO`), which is unknown: they wait for the whole time again.
+//! - calls of sockets with a time limit (`SO_RCVTIMEO`) that is not longer.
 //!
 //! A call that has moved a part of its bytes is completed ([`short_calls`]). A signal that arrives during the freeze ends
 //! all these calls ([`restarts`]).
@@ -88,6 +88,11 @@ pub fn can_be_made_again(call: &Call, limit: u64, timespec: impl Fn(u64) -> Opti
         _ => false,
     }
 }
+
+/// The instruction `syscall`.
+const SYSCALL: u64 = 0x050f;
+/// Prefix that makes of `mov eax` a `mov r8d`.
+const OF_R8: u8 = 0x41;
 
 /// Numbers of system calls on x86-64; elsewhere CRIU is left alone.
 pub mod calls {
@@ -162,6 +167,9 @@ pub fn let_all_calls_go_on() {
 
 fn let_call_go_on(pid: c_int, thread: c_int) -> Option<()> {
     let mut registers = registers(thread).filter(is_native)?;
+    // Other ways into the kernel have other numbers.
+    let code = peek(thread, registers[RIP].checked_sub(2)?)?;
+    (code & 0xffff == SYSCALL).then_some(())?;
     let is_repetition = registers[ORIG_RAX].cast_signed() == calls::RESTART_SYSCALL
         && registers[RAX].cast_signed() == ERESTART_RESTARTBLOCK;
     if is_repetition {
@@ -173,7 +181,15 @@ fn let_call_go_on(pid: c_int, thread: c_int) -> Option<()> {
         let nanoseconds = peek(thread, address.checked_add(8)?)?;
         seconds.checked_mul(1_000_000_000)?.checked_add(nanoseconds)
     };
-    if can_be_made_again(&call, limit(), timespec) {
+    let limit = limit();
+    // Those of sockets end because of the socket's time limit.
+    let is_short =
+        |number| number == calls::SEMOP || short_calls::time_limit(pid, call.arguments[0]) <= limit;
+    let may_be_limited = call.result == EINTR && calls::WITHOUT_EFFECT.contains(&call.number);
+    if may_be_limited && !is_short(call.number) {
+        return Some(());
+    }
+    if can_be_made_again(&call, limit, timespec) {
         registers[RAX] = RESTARTS_WITHOUT_HANDLER;
     } else if call.result > 0 {
         let rest = short_calls::rest(&call, pid)?;
@@ -190,7 +206,9 @@ fn let_call_go_on(pid: c_int, thread: c_int) -> Option<()> {
 /// number in the registers if a call was stopped before (by SIGSTOP, a debugger), but not the arguments.
 fn number_in_code(thread: c_int, behind: u64) -> Option<u64> {
     match peek(thread, behind.checked_sub(8)?)?.to_le_bytes() {
-        [_, 0xb8, a, b, c, d, 0x0f, 0x05] => Some(u32::from_le_bytes([a, b, c, d]).into()),
+        [before, 0xb8, a, b, c, d, 0x0f, 0x05] if before != OF_R8 => {
+            Some(u32::from_le_bytes([a, b, c, d]).into())
+        }
         _ => None,
     }
 }

@@ -5,6 +5,9 @@
 //! one that has expired, and its signal is not saved: after a restore, `alarm` would never ring. Therefore the plugin counts
 //! the signals that CRIU sees, and puts later ones into the file of the omitted state when all tasks are dumped. A restored
 //! process sends itself such a signal before it runs.
+//!
+//! A timer that expires after it was saved will ring after the restore; its signal is not put into the file. CRIU saves the
+//! timers right before its code leaves the process, for which it interrupts the process (`PTRACE_INTERRUPT`).
 
 use core::cell::UnsafeCell;
 use core::ffi::{c_int, c_long};
@@ -13,7 +16,7 @@ use super::listing::for_each_thread;
 use super::omitted_records::{Record, append, file};
 use super::remote_calls::Remote;
 use super::system_call::{address, system_call};
-use super::tracing::PTRACE;
+use super::tracing::{PTRACE, waiting_signals};
 
 /// Kind of a record with a signal: 1 for one of a whole process, otherwise 0, then its `siginfo_t`.
 pub const LATE_SIGNAL: u32 = 9;
@@ -44,8 +47,44 @@ struct Noted {
     processes: [c_int; PROCESSES_MAX],
     processes_len: usize,
     /// Queues in which CRIU has seen signals, and their number.
-    seen: [(Queue, u64); QUEUES_MAX],
-    seen_len: usize,
+    seen: Numbers,
+    /// Masks of the signals that waited when CRIU had saved the timers.
+    with_timers: Numbers,
+}
+
+/// Numbers of queues; 0 for all others.
+struct Numbers {
+    known: [(Queue, u64); QUEUES_MAX],
+    len: usize,
+}
+
+impl Numbers {
+    const NONE: Self = Self {
+        known: [(NO_QUEUE, 0); QUEUES_MAX],
+        len: 0,
+    };
+
+    fn of(&self, queue: Queue) -> u64 {
+        let mut known = self.known.iter().take(self.len);
+        let found = known.find(|(known, _)| *known == queue);
+        found.map_or(0, |(_, number)| *number)
+    }
+
+    fn set(&mut self, queue: Queue, number: u64) {
+        let mut known = self.known.iter_mut().take(self.len);
+        if let Some((_, known)) = known.find(|(known, _)| *known == queue) {
+            *known = number;
+        } else if number > 0 {
+            if let Some(place) = self.known.get_mut(self.len) {
+                *place = (queue, number);
+            }
+            self.len += 1;
+        }
+    }
+
+    fn is_whole(&self) -> bool {
+        self.len <= QUEUES_MAX
+    }
 }
 
 struct Shared(UnsafeCell<Noted>);
@@ -60,8 +99,8 @@ const NO_QUEUE: Queue = Queue {
 static NOTED: Shared = Shared(UnsafeCell::new(Noted {
     processes: [0; PROCESSES_MAX],
     processes_len: 0,
-    seen: [(NO_QUEUE, 0); QUEUES_MAX],
-    seen_len: 0,
+    seen: Numbers::NONE,
+    with_timers: Numbers::NONE,
 }));
 
 /// Notes a process that is about to be dumped.
@@ -85,16 +124,20 @@ pub fn note_seen(thread: c_int, peek: &Peek, number: c_long) {
         thread,
         is_shared: peek.flags == SHARED,
     };
-    let seen = peek.offset.saturating_add(number);
-    let known = noted.seen.iter_mut().take(noted.seen_len);
-    if let Some((_, count)) = known.into_iter().find(|(known, _)| *known == queue) {
-        *count = seen;
-    } else {
-        // Beyond the table, nothing is saved.
-        if let Some(place) = noted.seen.get_mut(noted.seen_len) {
-            *place = (queue, seen);
-        }
-        noted.seen_len += 1;
+    noted.seen.set(queue, peek.offset.saturating_add(number));
+}
+
+/// Notes that CRIU has interrupted a thread: if it is the first of a process, CRIU may just have saved the process's timers.
+pub fn note_timers(thread: c_int) {
+    // SAFETY: CRIU has one thread, and nothing keeps a reference across this.
+    let noted = unsafe { &mut *NOTED.0.get() };
+    if noted.processes[..noted.processes_len].contains(&thread) {
+        for_each_queue(thread, |queue| {
+            // The process still runs CRIU's code, so its queues cannot be read.
+            let waiting = waiting_signals(queue.thread).unwrap_or(0);
+            noted.with_timers.set(queue, waiting);
+            Some(())
+        });
     }
 }
 
@@ -102,33 +145,50 @@ pub fn note_seen(thread: c_int, peek: &Peek, number: c_long) {
 pub fn save() {
     // SAFETY: CRIU has one thread, and nothing keeps a reference across this.
     let noted = unsafe { &*NOTED.0.get() };
-    if noted.seen_len > QUEUES_MAX {
-        return;
+    // Beyond the tables, nothing is saved.
+    if noted.seen.is_whole() && noted.with_timers.is_whole() {
+        for &pid in &noted.processes[..noted.processes_len] {
+            for_each_queue(pid, |queue| noted.save_queue(queue));
+        }
     }
-    for &pid in &noted.processes[..noted.processes_len] {
-        let queue = |thread, is_shared| Queue { thread, is_shared };
-        noted.save_queue(queue(pid, true));
-        // A process that is not listed has exited.
-        for_each_thread(pid, |thread| {
-            noted.save_queue(queue(thread, false));
-            Some(())
-        });
-    }
+}
+
+/// Calls `act` with the queues of a process; it has none if it has exited.
+fn for_each_queue(pid: c_int, mut act: impl FnMut(Queue) -> Option<()>) {
+    let queue = |thread, is_shared| Queue { thread, is_shared };
+    act(queue(pid, true));
+    for_each_thread(pid, |thread| {
+        act(queue(thread, false));
+        Some(())
+    });
 }
 
 impl Noted {
     fn save_queue(&self, queue: Queue) -> Option<()> {
-        let mut known = self.seen.iter().take(self.seen_len);
-        let seen = known.find(|(known, _)| *known == queue);
-        let first = seen.map_or(0, |(_, count)| *count);
+        let (first, waiting) = (self.seen.of(queue), self.with_timers.of(queue));
         for offset in first..first + LATE_MAX {
-            let info = peek(queue, offset)?.map(u64::to_ne_bytes);
+            let info = peek(queue, offset)?;
+            if is_of_timer(&info) && waiting & 1 << (number_of(&info) - 1) % 64 == 0 {
+                continue;
+            }
+            let info = info.map(u64::to_ne_bytes);
             let shared = u64::from(queue.is_shared).to_ne_bytes();
             let content: [&[u8]; 2] = [&shared, info.as_flattened()];
             append(file()?, LATE_SIGNAL, queue.thread, &content)?;
         }
         Some(())
     }
+}
+
+/// Returns true for a signal that a timer has sent.
+fn is_of_timer(info: &[u64; INFO_WORDS]) -> bool {
+    let code = info[1] & u64::from(u32::MAX);
+    code == SI_TIMER || code == SI_KERNEL && OF_TIMERS.contains(&number_of(info))
+}
+
+/// Returns the number of a signal, which is at least 1.
+fn number_of(info: &[u64; INFO_WORDS]) -> u64 {
+    (info[0] & u64::from(u32::MAX)).max(1)
 }
 
 /// Returns a signal of a stopped thread's queue, which stays there; `None` behind the last one.
@@ -154,7 +214,7 @@ pub fn send(record: &Record<'_>) -> Option<()> {
     for (word, bytes) in words.iter_mut().zip(info) {
         *word = u64::from_ne_bytes(*bytes);
     }
-    let number = words[0] & u64::from(u32::MAX);
+    let number = number_of(&words);
     if send_itself(record.thread, is_shared, number, &words) == Some(0) {
         return Some(());
     }
@@ -178,6 +238,10 @@ fn send_itself(thread: c_int, is_shared: bool, number: u64, info: &[u64]) -> Opt
 }
 
 pub const PEEK_SIGNALS: c_long = 0x4209;
+const SI_TIMER: u64 = 2_u32.wrapping_neg() as u64;
+const SI_KERNEL: u64 = 0x80;
+/// Signals of the timers of `setitimer`: SIGALRM, SIGVTALRM, SIGPROF.
+const OF_TIMERS: [u64; 3] = [14, 26, 27];
 /// `PTRACE_PEEKSIGINFO_SHARED`.
 const SHARED: u32 = 1;
 const GETPID: u64 = 39;

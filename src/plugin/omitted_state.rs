@@ -258,12 +258,7 @@ fn give_record(record: &Record<'_>) -> Option<()> {
             protect(&mut remote()?, &keyed)
         }
         LATE_SIGNAL => late_signals::send(record),
-        RESTART => {
-            if restarts::has_signal(record.thread) {
-                restarts::let_kernel_decide(record);
-            }
-            Some(())
-        }
+        RESTART => restarts::let_kernel_decide(record),
         DISPATCH => Dispatch(*record.content.first_chunk()?).give_to(record.thread),
         _ => None,
     }

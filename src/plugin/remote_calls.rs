@@ -17,8 +17,8 @@ use super::listing::{for_each_line, with_file};
 use super::mapping::range;
 use super::text::number;
 use super::tracing::{
-    ORIG_RAX, R8, R9, R10, RAX, RDI, RDX, RIP, RSI, RSP, Registers, Signals, UNTOUCHED, is_native,
-    peek, poke, ptrace, registers, set_registers,
+    ORIG_RAX, R8, R9, R10, RAX, RDI, RDX, RIP, RSI, RSP, Registers, UNTOUCHED, is_native, peek,
+    poke, ptrace, registers, set_registers, waiting_signals,
 };
 
 /// Makes the calls of a list: entries `THREAD PERSONALITY MODE LOW HIGH`, in decimal, separated by semicolons. The last
@@ -269,7 +269,7 @@ fn sequence(thread: c_int) -> Option<u64> {
 
 /// Returns true if SIGTRAP waits for a thread, or if that cannot be determined.
 fn has_pending_trap(thread: c_int) -> bool {
-    Signals::of(thread).is_none_or(|signals| signals.waiting & SIGTRAP_BIT != 0)
+    waiting_signals(thread).is_none_or(|waiting| waiting & SIGTRAP_BIT != 0)
 }
 
 /// Waits until a thread has stopped.

@@ -4,14 +4,14 @@
 //! The kernel decides that when the thread leaves the stop: a handler of a signal ends most waiting calls with `EINTR`. CRIU
 //! (4.2) decides before: it sets the registers so that the thread makes the call again. Then a signal that arrives during
 //! the freeze has its handler called, and the call waits on: `alarm` and `read` would wait forever. Therefore the registers
-//! of the stop are noted in the file of the omitted state, and a thread has them again when it continues after the dump,
-//! or after a restore if a signal waits for it.
+//! of the stop are noted in the file of the omitted state, and a thread has them again when it continues after the dump
+//! or a restore.
 
 use core::ffi::c_int;
 
 use super::omitted_records::{Record, append, file};
 use super::remote_calls::rest;
-use super::tracing::{ORIG_RAX, RAX, RIP, Registers, Signals, ptrace, registers, set_registers};
+use super::tracing::{ORIG_RAX, RAX, RIP, Registers, ptrace, registers, set_registers};
 
 /// Kind of a record with such a call: result, address behind the call and its number, eight bytes each.
 pub const RESTART: u32 = 8;
@@ -49,11 +49,6 @@ pub fn let_kernel_decide(record: &Record<'_>) -> Option<()> {
         }
     }
     Some(())
-}
-
-/// Returns true if a signal waits for the thread that it does not block, or if that cannot be determined.
-pub fn has_signal(thread: c_int) -> bool {
-    Signals::of(thread).is_none_or(|signals| signals.waiting & !signals.blocked != 0)
 }
 
 /// Returns true for a thread that is stopped at the beginning or the end of a system call, where the kernel does not look at

@@ -48,7 +48,10 @@ pub fn rest(call: &Call, pid: c_int) -> Option<Rest> {
     let mut rest = call.arguments;
     // The argument with the number of units and its limit; that with their place, and the bytes of one.
     let (count, most, place, size) = match call.number {
-        calls::WRITE | calls::SENDTO => (2, BYTES_MAX, 1, 1),
+        calls::SENDTO => (2, BYTES_MAX, 1, 1),
+        calls::WRITE if file(pid, first).is_some_and(|file| is_stream_like(&file)) => {
+            (2, BYTES_MAX, 1, 1)
+        }
         calls::READ if is_endless(pid, first) => (2, BYTES_MAX, 1, 1),
         calls::RECVFROM if fourth & RECEIVE == MSG_WAITALL && is_stream(pid, first) => {
             (2, BYTES_MAX, 1, 1)
@@ -58,7 +61,9 @@ pub fn rest(call: &Call, pid: c_int) -> Option<Rest> {
         calls::SENDFILE if !file(pid, first).is_none_or(|file| file.is_pipe()) => {
             (3, BYTES_MAX, 3, 0)
         }
-        calls::RECVMMSG if fourth & MSG_WAITFORONE == 0 => (2, MESSAGES_MAX, 1, MESSAGE),
+        calls::RECVMMSG if fourth & MSG_WAITFORONE == 0 && fifth == 0 => {
+            (2, MESSAGES_MAX, 1, MESSAGE)
+        }
         calls::SENDMMSG => (2, MESSAGES_MAX, 1, MESSAGE),
         calls::IO_GETEVENTS if fifth == 0 => {
             rest[2] = third.checked_sub(moved)?;
@@ -176,6 +181,12 @@ fn is_endless(pid: c_int, descriptor: u64) -> bool {
     matches!(device, Some((MEMORY, 5 | 7 | 8 | 9)))
 }
 
+/// Returns true for pipes, sockets and terminals, which take a part of a `write` when there is room, and the rest later.
+fn is_stream_like(file: &Inode) -> bool {
+    let is_terminal = |(major, _): (u32, u32)| TERMINALS.contains(&major);
+    file.is_pipe() || file.is_socket() || file.character_device().is_some_and(is_terminal)
+}
+
 fn file(pid: c_int, descriptor: u64) -> Option<Inode> {
     let mut path = Text::new();
     path.push(b"/proc/");
@@ -187,14 +198,30 @@ fn file(pid: c_int, descriptor: u64) -> Option<Inode> {
 
 /// Returns true for a socket without boundaries of messages.
 fn is_stream(pid: c_int, descriptor: u64) -> bool {
-    let (mut kind, mut len) = (0_i32, 4_u32);
-    // SAFETY: takes numbers only; so do the following two. The kernel writes an integer.
+    ask_socket(pid, descriptor, SO_TYPE) == [SOCK_STREAM, 0]
+}
+
+/// Returns the longer time limit of a socket in nanoseconds; 0 if it has none, and for other files.
+pub fn time_limit(pid: c_int, descriptor: u64) -> u64 {
+    let limit = |option| {
+        let [seconds, microseconds] = ask_socket(pid, descriptor, option);
+        let whole = seconds.saturating_mul(1_000_000_000);
+        whole.saturating_add(microseconds.saturating_mul(1000))
+    };
+    limit(SO_RCVTIMEO).max(limit(SO_SNDTIMEO))
+}
+
+/// Returns the value of an option; zeros for other files than sockets.
+fn ask_socket(pid: c_int, descriptor: u64, option: c_long) -> [u64; 2] {
+    let mut value = [0_u64; 2];
+    let mut len = size_of_val(&value);
+    // SAFETY: takes numbers only; so do the following two. The kernel writes at most so many bytes.
     unsafe {
         let process = system_call(PIDFD_OPEN, [pid.into(), 0, 0, 0, 0, 0]);
         let number = descriptor.cast_signed() as c_long;
         let socket = system_call(PIDFD_GETFD, [process, number, 0, 0, 0, 0]);
-        let (kind, len) = (address(&raw mut kind), address(&raw mut len));
-        let arguments = [socket, SOL_SOCKET, SO_TYPE, kind, len, 0];
+        let (value, len) = (address(&raw mut value), address(&raw mut len));
+        let arguments = [socket, SOL_SOCKET, option, value, len, 0];
         system_call(GETSOCKOPT, arguments);
         for file in [process, socket] {
             if let Ok(file) = c_int::try_from(file)
@@ -204,7 +231,7 @@ fn is_stream(pid: c_int, descriptor: u64) -> bool {
             }
         }
     }
-    kind == SOCK_STREAM
+    value
 }
 
 /// Flags by which a call takes bytes from a stream in a way of its own: `MSG_OOB`, `MSG_PEEK`, `MSG_ERRQUEUE`.
@@ -212,6 +239,8 @@ const SPECIAL: u64 = 1 | 2 | 0x2000;
 const MSG_WAITALL: u64 = 0x100;
 const RECEIVE: u64 = SPECIAL | MSG_WAITALL;
 const MSG_WAITFORONE: u64 = 0x1_0000;
+/// Major numbers of terminals that programs create (`/dev/pts`).
+const TERMINALS: core::ops::RangeInclusive<u32> = 136..=143;
 /// Major number of the devices of `drivers/char/mem.c`.
 const MEMORY: u32 = 1;
 const SYS_MMAP: u64 = 9;
@@ -227,7 +256,9 @@ const GETSOCKOPT: c_long = 55;
 const GETSOCKOPT: c_long = 209;
 const SOL_SOCKET: c_long = 1;
 const SO_TYPE: c_long = 3;
-const SOCK_STREAM: i32 = 1;
+const SO_RCVTIMEO: c_long = 20;
+const SO_SNDTIMEO: c_long = 21;
+const SOCK_STREAM: u64 = 1;
 
 #[cfg(test)]
 mod tests {
@@ -253,19 +284,22 @@ mod tests {
 
     #[test]
     fn the_rest_of_a_call_begins_behind_its_part() {
-        let write = [3, 0x1000, 100, 7, 8, 9];
+        let (_reader, pipe) = nix::unistd::pipe().unwrap();
+        let pipe = number(pipe.as_fd());
+        let to_pipe = [pipe, 0x1000, 100, 7, 8, 9];
         assert_eq!(
-            rest_of(calls::WRITE, write, 40),
-            Some([3, 0x1028, 60, 7, 8, 9])
+            rest_of(calls::WRITE, to_pipe, 40),
+            Some([pipe, 0x1028, 60, 7, 8, 9])
         );
-        assert_eq!(rest_of(calls::WRITE, write, 100), None);
-        assert_eq!(rest_of(calls::WRITE, write, 101), None);
+        assert_eq!(rest_of(calls::WRITE, to_pipe, 100), None);
+        assert_eq!(rest_of(calls::WRITE, to_pipe, 101), None);
+        let write = [3, 0x1000, 100, 7, 8, 9];
         assert_eq!(
             rest_of(calls::SENDTO, write, 1),
             Some([3, 0x1001, 99, 7, 8, 9])
         );
         // More than a call moves.
-        let large = [3, 0, 1 << 40, 0, 0, 0];
+        let large = [pipe, 0, 1 << 40, 0, 0, 0];
         assert_eq!(rest_of(calls::WRITE, large, 0x7fff_f000), None);
         let random = rest_of(calls::GETRANDOM, [0x1000, 600, 0, 0, 0, 0], 256);
         assert_eq!(random, Some([0x1100, 344, 0, 0, 0, 0]));
@@ -305,6 +339,10 @@ mod tests {
             |file: BorrowedFd<'_>| rest_of(calls::READ, [number(file), 0, 9, 0, 0, 0], 4).is_some();
         assert!(read(zero.as_fd()));
         assert!(!read(null.as_fd()) && !read(stream.as_fd()) && !read(pipe.as_fd()));
+        let regular = tempfile::tempfile().unwrap();
+        let written =
+            |to: BorrowedFd<'_>| rest_of(calls::WRITE, [number(to), 0, 9, 0, 0, 0], 4).is_some();
+        assert!(written(stream.as_fd()) && !written(regular.as_fd()) && !written(null.as_fd()));
         let sent = |to: BorrowedFd<'_>| rest_of(calls::SENDFILE, [number(to), 3, 0, 9, 0, 0], 4);
         assert_eq!(
             sent(stream.as_fd()),

@@ -65,25 +65,14 @@ pub fn poke(thread: c_int, place: u64, word: u64) -> bool {
     unsafe { ptrace(PTRACE_POKEDATA, thread, place, word) == 0 }
 }
 
-/// Signals of a thread, as masks.
-pub struct Signals {
-    /// Those that wait for it or for its process.
-    pub waiting: u64,
-    pub blocked: u64,
-}
-
-impl Signals {
-    pub fn of(thread: c_int) -> Option<Self> {
-        let mut status = [0; STATUS_BYTES];
-        let read = |file| read_some(file, &mut status);
-        let read = with_file(thread, b"/status", 0, read)?.ok()?;
-        let text = status.get(..read)?;
-        let own = hexadecimal(text, b"\nSigPnd:\t")?;
-        Some(Self {
-            waiting: own | hexadecimal(text, b"\nShdPnd:\t")?,
-            blocked: hexadecimal(text, b"\nSigBlk:\t")?,
-        })
-    }
+/// Returns the mask of the signals that wait for a thread or its process.
+pub fn waiting_signals(thread: c_int) -> Option<u64> {
+    let mut status = [0; STATUS_BYTES];
+    let read = |file| read_some(file, &mut status);
+    let read = with_file(thread, b"/status", 0, read)?.ok()?;
+    let text = status.get(..read)?;
+    let own = hexadecimal(text, b"\nSigPnd:\t")?;
+    Some(own | hexadecimal(text, b"\nShdPnd:\t")?)
 }
 
 /// Most bytes of `/proc/TID/status` that are read: the masks are within the first 2 KiB.

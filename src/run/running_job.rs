@@ -24,12 +24,12 @@ pub(crate) struct Job {
     pub moved: Vec<i32>,
     /// ckpt-run's work in the job, for the detection of signs of the job's activity.
     pub own_activity: OwnActivity,
-    /// End of the last snapshot that succeeded, or of the restore; `None` before the first.
+    /// End of the last snapshot with all its attempts, or of the restore; `None` before the first.
     pub runs_since: Mutex<Option<Instant>>,
 }
 
 impl Job {
-    /// Records that a snapshot or a restore has succeeded and the job runs again.
+    /// Records that a snapshot or a restore has ended and the job runs again.
     pub fn runs_again(&self) {
         *locked(&self.runs_since) = Some(clock::now());
     }

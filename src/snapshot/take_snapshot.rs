@@ -104,9 +104,10 @@ pub(crate) fn take(
         computing(freeze);
     };
     let attempt = || attempt(subject, afterwards, begun, None, &computing);
-    let taken = again_while_it_changes(attempt, thread::sleep)?;
+    let taken = again_while_it_changes(attempt, thread::sleep);
+    // A failed one has repeated the job's waits, too.
     subject.job.runs_again();
-    Ok(taken)
+    taken
 }
 
 /// Repeats the attempt as long as the job changes meanwhile, a limited number of times.

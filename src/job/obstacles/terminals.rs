@@ -61,7 +61,10 @@ fn has_unread(pid: i32, descriptor: &Descriptor) -> bool {
     let is_ready = poll(&mut asked, PollTimeout::ZERO).is_ok()
         && asked[0]
             .revents()
-            .is_some_and(|events| events.contains(PollFlags::POLLIN));
+            // A hung-up terminal reports both, and has nothing.
+            .is_some_and(|events| {
+                events.contains(PollFlags::POLLIN) && !events.contains(PollFlags::POLLERR)
+            });
     // A terminal may report that it is ready only when it has as much as its program wants (VMIN).
     is_ready || rustix::io::ioctl_fionread(&end).is_ok_and(|bytes| bytes > 0)
 }
