@@ -168,7 +168,7 @@ impl Noted {
         let (first, waiting) = (self.seen.of(queue), self.with_timers.of(queue));
         for offset in first..first + LATE_MAX {
             let info = peek(queue, offset)?;
-            if is_of_timer(&info) && waiting & 1 << (number_of(&info) - 1) % 64 == 0 {
+            if is_of_timer(&info) && waiting & 1 << ((number_of(&info) - 1) % 64) == 0 {
                 continue;
             }
             let info = info.map(u64::to_ne_bytes);
