@@ -22,7 +22,7 @@ impl Dispatch {
         let mut dispatch = Self::OFF;
         let into = dispatch.0.as_mut_ptr();
         // SAFETY: the kernel writes so many bytes.
-        (unsafe { ptrace(PTRACE_GET_DISPATCH, thread, DISPATCH_BYTES, into) } == 0)
+        (unsafe { ptrace(PTRACE_GET_DISPATCH, thread, DISPATCH_BYTES as u64, into) } == 0)
             .then_some(dispatch)
     }
 
@@ -33,7 +33,8 @@ impl Dispatch {
     pub fn give_to(&self, thread: c_int) -> Option<()> {
         let from = self.0.as_ptr();
         // SAFETY: the kernel reads so many bytes.
-        (unsafe { ptrace(PTRACE_SET_DISPATCH, thread, DISPATCH_BYTES, from) } == 0).then_some(())
+        (unsafe { ptrace(PTRACE_SET_DISPATCH, thread, DISPATCH_BYTES as u64, from) } == 0)
+            .then_some(())
     }
 }
 

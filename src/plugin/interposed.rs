@@ -16,7 +16,7 @@ use super::kernel::{O_CLOEXEC, close, open, read_some, variable};
 use super::late_signals::{self, PEEK_SIGNALS, Peek, note_seen};
 use super::question::{ACTION, AT_END};
 use super::system_call::{address, system_call};
-use super::tracing::PTRACE;
+use super::tracing::{PTRACE, PTRACE_INTERRUPT};
 
 /// Size limit of `/proc/PID/limits`, which has 17 lines of 80 bytes.
 const LIMITS_BYTES_MAX: usize = 4096;
@@ -142,7 +142,7 @@ pub unsafe extern "C" fn unlinkat(folder: c_int, path: *const c_char, flags: c_i
 /// Traces like the function of the C library, and notes what CRIU sees.
 ///
 /// # Safety
-/// As the request demands.
+/// The arguments are valid for the request.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ptrace(
     request: c_int,
@@ -166,7 +166,7 @@ pub unsafe extern "C" fn ptrace(
         // SAFETY: the kernel has read it.
         note_seen(thread, unsafe { &*peek }, result);
     }
-    if c_long::from(request) == INTERRUPT && result == 0 {
+    if request == PTRACE_INTERRUPT && result == 0 {
         late_signals::note_timers(thread);
     }
     let result = as_library(result);
@@ -201,8 +201,6 @@ pub unsafe extern "C" fn fork() -> c_int {
 
 /// Requests that return a word: `PTRACE_PEEKTEXT`, `PTRACE_PEEKDATA`, `PTRACE_PEEKUSER`.
 const PEEKS: [c_int; 3] = [1, 2, 3];
-/// `PTRACE_INTERRUPT`.
-const INTERRUPT: c_long = 0x4207;
 /// `RTLD_NEXT`.
 const NEXT: *mut c_void = core::ptr::without_provenance_mut(usize::MAX);
 

@@ -141,8 +141,9 @@ pub mod calls {
 pub fn let_calls_go_on(pid: c_int) {
     if cfg!(target_arch = "x86_64") {
         // A thread that is left alone sees the interruption.
+        let limit = limit();
         for_each_thread(pid, |thread| {
-            let_call_go_on(pid, thread);
+            let_call_go_on(pid, thread, limit);
             Some(())
         });
     }
@@ -165,7 +166,7 @@ pub fn let_all_calls_go_on() {
     unsafe { close(folder) };
 }
 
-fn let_call_go_on(pid: c_int, thread: c_int) -> Option<()> {
+fn let_call_go_on(pid: c_int, thread: c_int, limit: u64) -> Option<()> {
     let mut registers = registers(thread).filter(is_native)?;
     // Other ways into the kernel have other numbers.
     let code = peek(thread, registers[RIP].checked_sub(2)?)?;
@@ -181,7 +182,6 @@ fn let_call_go_on(pid: c_int, thread: c_int) -> Option<()> {
         let nanoseconds = peek(thread, address.checked_add(8)?)?;
         seconds.checked_mul(1_000_000_000)?.checked_add(nanoseconds)
     };
-    let limit = limit();
     // Those of sockets end because of the socket's time limit.
     let is_short =
         |number| number == calls::SEMOP || short_calls::time_limit(pid, call.arguments[0]) <= limit;

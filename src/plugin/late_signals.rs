@@ -35,6 +35,15 @@ struct Queue {
     is_shared: bool,
 }
 
+impl Queue {
+    const fn of_thread(thread: c_int) -> Self {
+        Self {
+            thread,
+            is_shared: false,
+        }
+    }
+}
+
 /// `struct ptrace_peeksiginfo_args`.
 #[repr(C)]
 pub struct Peek {
@@ -48,7 +57,7 @@ struct Noted {
     processes_len: usize,
     /// Queues in which CRIU has seen signals, and their number.
     seen: Numbers,
-    /// Masks of the signals that waited when CRIU had saved the timers.
+    /// Masks of the signals that waited for each thread and its process when CRIU had saved the timers.
     with_timers: Numbers,
 }
 
@@ -60,7 +69,7 @@ struct Numbers {
 
 impl Numbers {
     const NONE: Self = Self {
-        known: [(NO_QUEUE, 0); QUEUES_MAX],
+        known: [(Queue::of_thread(0), 0); QUEUES_MAX],
         len: 0,
     };
 
@@ -92,10 +101,6 @@ struct Shared(UnsafeCell<Noted>);
 // SAFETY: CRIU has one thread.
 unsafe impl Sync for Shared {}
 
-const NO_QUEUE: Queue = Queue {
-    thread: 0,
-    is_shared: false,
-};
 static NOTED: Shared = Shared(UnsafeCell::new(Noted {
     processes: [0; PROCESSES_MAX],
     processes_len: 0,
@@ -132,10 +137,10 @@ pub fn note_timers(thread: c_int) {
     // SAFETY: CRIU has one thread, and nothing keeps a reference across this.
     let noted = unsafe { &mut *NOTED.0.get() };
     if noted.processes[..noted.processes_len].contains(&thread) {
-        for_each_queue(thread, |queue| {
+        for_each_thread(thread, |thread| {
             // The process still runs CRIU's code, so its queues cannot be read.
-            let waiting = waiting_signals(queue.thread).unwrap_or(0);
-            noted.with_timers.set(queue, waiting);
+            let waiting = waiting_signals(thread).unwrap_or(0);
+            noted.with_timers.set(Queue::of_thread(thread), waiting);
             Some(())
         });
     }
@@ -165,7 +170,8 @@ fn for_each_queue(pid: c_int, mut act: impl FnMut(Queue) -> Option<()>) {
 
 impl Noted {
     fn save_queue(&self, queue: Queue) -> Option<()> {
-        let (first, waiting) = (self.seen.of(queue), self.with_timers.of(queue));
+        let first = self.seen.of(queue);
+        let waiting = self.with_timers.of(Queue::of_thread(queue.thread));
         for offset in first..first + LATE_MAX {
             let info = peek(queue, offset)?;
             if is_of_timer(&info) && waiting & 1 << ((number_of(&info) - 1) % 64) == 0 {

@@ -4,9 +4,10 @@
 //! device files open and mapped, although it cannot use them. CRIU refuses such files. At a dump, this plugin reports
 //! that they need no saving. At a restore, it replaces them by `/dev/null` and zeros.
 //!
-//! System calls that CRIU would interrupt or cut short continue (`interrupted`, `short_calls`). Restored threads make the system calls that only they can
-//! make (`remote_calls`), and get state that CRIU omits (`omitted_state`). During a restore, links of other users cannot
-//! redirect CRIU (`guard`). The plugin asks the supervisor for permission at several steps (`question`).
+//! System calls that CRIU would interrupt or cut short continue (`interrupted`, `short_calls`). Restored threads make the
+//! system calls that only they can make (`remote_calls`), and get state that CRIU omits (`omitted_state`). During a restore,
+//! links of other users cannot redirect CRIU (`guard`). The plugin asks the supervisor for permission at several steps
+//! (`question`).
 //!
 //! Preloaded into CRIU, it takes the place of some functions of the C library: `interposed` at a dump, `pages`,
 //! `reserved` and `subreaper` at a restore, `refused` where CRIU has no privileges on the machine.

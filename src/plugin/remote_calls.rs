@@ -17,8 +17,8 @@ use super::listing::{for_each_line, with_file};
 use super::mapping::range;
 use super::text::number;
 use super::tracing::{
-    ORIG_RAX, R8, R9, R10, RAX, RDI, RDX, RIP, RSI, RSP, Registers, UNTOUCHED, is_native, peek,
-    poke, ptrace, registers, set_registers, waiting_signals,
+    ORIG_RAX, PTRACE_INTERRUPT, R8, R9, R10, RAX, RDI, RDX, RIP, RSI, RSP, Registers, UNTOUCHED,
+    is_native, peek, poke, ptrace, registers, request, set_registers, waiting_signals,
 };
 
 /// Makes the calls of a list: entries `THREAD PERSONALITY MODE LOW HIGH`, in decimal, separated by semicolons. The last
@@ -77,7 +77,7 @@ impl Remote {
     /// Returns `None` for a thread that has exited, or in which no instruction can be executed.
     pub fn begin(thread: c_int) -> Option<Self> {
         let registers = registers(thread).filter(is_native)?;
-        let (mut mask, size) = (0_u64, size_of::<u64>());
+        let (mut mask, size) = (0_u64, size_of::<u64>() as u64);
         // SAFETY: the kernel writes a mask of this size.
         if unsafe { ptrace(PTRACE_GETSIGMASK, thread, size, &raw mut mask) } != 0
             // It would be delivered instead of a step, once it is no longer blocked.
@@ -173,9 +173,8 @@ impl Remote {
     fn step(&mut self) -> bool {
         for _ in 0..STEPS_MAX {
             let mut status = 0;
-            // SAFETY: the thread is stopped.
-            let has_moved = unsafe { ptrace(PTRACE_SINGLESTEP, self.thread, 0_u64, 0_u64) } == 0
-                && wait(self.thread, &mut status);
+            let has_moved =
+                request(PTRACE_SINGLESTEP, self.thread) && wait(self.thread, &mut status);
             match status {
                 _ if !has_moved => return false,
                 STEPPED => return true,
@@ -191,7 +190,7 @@ impl Remote {
 
 impl Drop for Remote {
     fn drop(&mut self) {
-        let (thread, size) = (self.thread, size_of::<u64>());
+        let (thread, size) = (self.thread, size_of::<u64>() as u64);
         for (address, word) in self.words {
             if address != 0 {
                 poke(thread, address, word);
@@ -216,11 +215,7 @@ pub fn rest(thread: c_int) -> bool {
     let mut was_stopped = false;
     for _ in 0..STEPS_MAX {
         let mut status = 0;
-        // SAFETY: takes numbers only; the thread is stopped.
-        let goes_on = unsafe {
-            ptrace(PTRACE_INTERRUPT, thread, 0_u64, 0_u64) == 0
-                && ptrace(PTRACE_CONT, thread, 0_u64, 0_u64) == 0
-        };
+        let goes_on = request(PTRACE_INTERRUPT, thread) && request(PTRACE_CONT, thread);
         if !goes_on || !wait(thread, &mut status) || status != GOT_STOP {
             break;
         }
@@ -257,7 +252,7 @@ fn places(thread: c_int) -> Option<(u64, u64)> {
 /// does not show it (before 5.13). `None` if the thread cannot be read.
 fn sequence(thread: c_int) -> Option<u64> {
     let mut sequences = Sequences::default();
-    let (size, into) = (size_of::<Sequences>(), &raw mut sequences);
+    let (size, into) = (size_of::<Sequences>() as u64, &raw mut sequences);
     // SAFETY: the kernel writes at most so many bytes.
     unsafe { ptrace(PTRACE_GET_RSEQ_CONFIGURATION, thread, size, into) };
     if sequences.address == 0 {
@@ -300,7 +295,6 @@ const SYS_PERSONALITY: u64 = 135;
 const SYS_SET_MEMPOLICY: u64 = 238;
 const PTRACE_CONT: c_int = 7;
 const PTRACE_SINGLESTEP: c_int = 9;
-const PTRACE_INTERRUPT: c_int = 0x4207;
 const PTRACE_GETSIGMASK: c_int = 0x420a;
 const PTRACE_SETSIGMASK: c_int = 0x420b;
 const PTRACE_GET_RSEQ_CONFIGURATION: c_int = 0x420f;

@@ -57,7 +57,7 @@ fn is_at_call(thread: c_int) -> bool {
     let mut operation = 0_u8;
     let into = &raw mut operation;
     // SAFETY: the kernel writes one byte.
-    unsafe { ptrace(PTRACE_GET_SYSCALL_INFO, thread, 1_usize, into) <= 0 || operation != 0 }
+    unsafe { ptrace(PTRACE_GET_SYSCALL_INFO, thread, 1, into) <= 0 || operation != 0 }
 }
 
 const PTRACE_GET_SYSCALL_INFO: c_int = 0x420e;

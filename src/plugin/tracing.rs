@@ -31,18 +31,36 @@ const NATIVE_CODE: u64 = 0x33;
 /// Bytes below the stack that a function may use (System V ABI).
 pub const UNTOUCHED: u64 = 128;
 
+/// Makes a request about a thread. Returns its result, or an error's number, negative. The C library's function is not used:
+/// `interposed` takes what goes through it for CRIU's.
+///
+/// # Safety
+/// `data` is valid for the request.
+pub unsafe fn ptrace<T>(request: c_int, thread: c_int, place: u64, data: *const T) -> c_long {
+    let (place, data) = (place.cast_signed() as c_long, address(data));
+    let arguments = [request.into(), thread.into(), place, data, 0, 0];
+    // SAFETY: by the contract above.
+    unsafe { system_call(PTRACE, arguments) }
+}
+
+/// Makes a request without further arguments.
+pub fn request(request: c_int, thread: c_int) -> bool {
+    // SAFETY: takes numbers only.
+    unsafe { ptrace::<u8>(request, thread, 0, core::ptr::null()) == 0 }
+}
+
 /// Returns the registers of a thread; `None` if it has exited.
 pub fn registers(thread: c_int) -> Option<Registers> {
     let mut registers: Registers = [0; REGISTERS];
     let into = &raw mut registers;
     // SAFETY: the kernel writes as many registers as there are.
-    (unsafe { ptrace(PTRACE_GETREGS, thread, 0_u64, into) } == 0).then_some(registers)
+    (unsafe { ptrace(PTRACE_GETREGS, thread, 0, into) } == 0).then_some(registers)
 }
 
 /// Gives a thread its registers.
 pub fn set_registers(thread: c_int, registers: &Registers) -> bool {
     // SAFETY: reads the registers.
-    unsafe { ptrace(PTRACE_SETREGS, thread, 0_u64, &raw const *registers) == 0 }
+    unsafe { ptrace(PTRACE_SETREGS, thread, 0, &raw const *registers) == 0 }
 }
 
 /// Returns true for the registers of a thread that is in 64-bit code of this machine.
@@ -53,16 +71,17 @@ pub fn is_native(registers: &Registers) -> bool {
 /// Reads a word of a thread's memory.
 pub fn peek(thread: c_int, place: u64) -> Option<u64> {
     let mut word = 0_u64;
-    let (place, into) = (place.cast_signed() as c_long, address(&raw mut word));
-    let arguments = [PTRACE_PEEKDATA, thread.into(), place, into, 0, 0];
+    let into = &raw mut word;
     // SAFETY: the kernel writes a word.
-    (unsafe { system_call(PTRACE, arguments) } == 0).then_some(word)
+    (unsafe { ptrace(PTRACE_PEEKDATA, thread, place, into) } == 0).then_some(word)
 }
 
 /// Writes a word of a thread's memory, also where the thread itself may not write.
 pub fn poke(thread: c_int, place: u64, word: u64) -> bool {
+    let (place, word) = (place.cast_signed() as c_long, word.cast_signed() as c_long);
+    let arguments = [PTRACE_POKEDATA, thread.into(), place, word, 0, 0];
     // SAFETY: takes numbers only.
-    unsafe { ptrace(PTRACE_POKEDATA, thread, place, word) == 0 }
+    unsafe { system_call(PTRACE, arguments) == 0 }
 }
 
 /// Returns the mask of the signals that wait for a thread or its process.
@@ -81,12 +100,8 @@ const STATUS_BYTES: usize = 4096;
 pub const PTRACE: c_long = 101;
 #[cfg(target_arch = "aarch64")]
 pub const PTRACE: c_long = 117;
-const PTRACE_PEEKDATA: c_long = 2;
-const PTRACE_POKEDATA: c_int = 5;
+const PTRACE_PEEKDATA: c_int = 2;
+const PTRACE_POKEDATA: c_long = 5;
+pub const PTRACE_INTERRUPT: c_int = 0x4207;
 const PTRACE_GETREGS: c_int = 12;
 const PTRACE_SETREGS: c_int = 13;
-
-// Of the C library that CRIU runs with; none is linked.
-unsafe extern "C" {
-    pub fn ptrace(request: c_int, ...) -> c_long;
-}
