@@ -76,14 +76,16 @@ impl OmittedState {
             (variables::UNSHARED, Refused::Unshared),
             (variables::DEADLINE, Refused::Deadline),
         ];
+        let (kind, thread) = self.first_of(&kinds.map(|(kind, _)| kind))?;
         let mut kinds = kinds.into_iter();
-        kinds.find_map(|(kind, refused)| Some((refused, self.thread_of(&[kind])?)))
+        kinds.find_map(|(known, refused)| (known == kind).then_some((refused, thread)))
     }
 
     /// Returns a thread that still lacks state after a dump. The plugin empties the file once it has given everything back.
     #[must_use]
     pub fn lacking(&self) -> Option<i32> {
-        self.thread_of(&[variables::REGISTERS, variables::DISPATCH])
+        let (_, thread) = self.first_of(&[variables::REGISTERS, variables::DISPATCH])?;
+        Some(thread)
     }
 
     /// Returns true if the plugin has given everything back to restored processes.
@@ -92,14 +94,14 @@ impl OmittedState {
         self.0.metadata().is_ok_and(|file| file.len() == 0)
     }
 
-    /// Returns the thread of the first record of these kinds.
-    fn thread_of(&self, kinds: &[u32]) -> Option<i32> {
+    /// Returns the kind and the thread of the first record of these kinds.
+    fn first_of(&self, kinds: &[u32]) -> Option<(u32, i32)> {
         let content = self.content().ok()?;
         let mut rest = content.as_slice();
         // Kind, thread and length of the content, then the content.
         while let Some(([kind, thread, len], after)) = header(rest) {
             if kinds.contains(&kind) {
-                return Some(thread.cast_signed());
+                return Some((kind, thread.cast_signed()));
             }
             rest = after.get(len as usize..)?;
         }

@@ -10,10 +10,10 @@ use core::ptr;
 
 use super::inode::{Inode, Links};
 use super::kernel::{ENOENT, ESRCH, O_CLOEXEC, O_DIRECTORY, close, openat};
-use super::listing::{for_each_entry, for_each_line};
+use super::listing::{for_each_line, for_each_number};
 use super::mapping::{Identity, Kind, Mapping};
 use super::system_call::AT_FDCWD;
-use super::text::{Text, number};
+use super::text::Text;
 
 /// Most open files that are looked at, in all processes; beyond, none is known.
 const OPEN_MAX: usize = 1 << 20;
@@ -148,18 +148,15 @@ impl FrozenFiles {
         // SAFETY: takes nothing.
         let us = unsafe { getpid() };
         let mut is_whole = true;
-        let is_listed = for_each_entry(folder, |_, name| {
-            let pid = number(name.to_bytes()).and_then(|pid| c_int::try_from(pid).ok());
-            if let Some(pid) = pid.filter(|pid| *pid != us) {
-                is_whole = found.look_into(pid);
-            }
+        let is_listed = for_each_number(folder, |pid| {
+            is_whole = pid == us || found.look_into(pid);
             is_whole
         });
         (is_listed && is_whole).then_some(found)
     }
 
     fn look_into(&mut self, pid: c_int) -> bool {
-        if self.is_zombie(pid) {
+        if !self.has_memory(pid) {
             return true;
         }
         let mut path = Text::new();
@@ -167,12 +164,10 @@ impl FrozenFiles {
         path.push(b"/fd");
         let listed = self.with(path.as_c(), O_DIRECTORY, |found, folder| {
             let mut is_whole = true;
-            let is_listed = for_each_entry(folder, |_, name| {
-                if let Some(descriptor) = number(name.to_bytes())
-                    && let Ok(descriptor) = c_int::try_from(descriptor)
-                {
-                    is_whole = found.note(pid, descriptor, folder, name);
-                }
+            let is_listed = for_each_number(folder, |descriptor| {
+                let mut name = Text::new();
+                name.push_number(descriptor);
+                is_whole = found.note(pid, descriptor, folder, name.as_c());
                 is_whole
             });
             is_listed && is_whole
@@ -197,21 +192,20 @@ impl FrozenFiles {
             })
     }
 
-    /// Returns true for a process that has exited and was not waited for. The kernel does not let an ordinary user see that
-    /// it has neither files nor memory.
-    fn is_zombie(&mut self, pid: c_int) -> bool {
+    /// Returns false for a process that exits, or has exited and was not waited for: none of the job, which is frozen. The
+    /// kernel does not let an ordinary user look into it.
+    fn has_memory(&mut self, pid: c_int) -> bool {
         let mut path = Text::new();
         path.push_number(pid);
         path.push(b"/status");
-        let mut is_zombie = false;
-        self.with(path.as_c(), 0, |_, status| {
+        let mut has_memory = false;
+        let is_read = self.with(path.as_c(), 0, |_, status| {
             for_each_line(status, |line| {
-                let state = line.strip_prefix(b"State:\t");
-                is_zombie = state.is_some_and(|state| state.starts_with(b"Z"));
-                state.is_none()
+                has_memory = line.starts_with(b"VmSize:");
+                !has_memory
             })
         });
-        is_zombie
+        has_memory || !is_read
     }
 
     /// Opens a file of a process and acts on it. A process that has exited has none.

@@ -24,14 +24,14 @@ use core::ffi::c_int;
 
 use super::filters::are_inherited;
 use super::kernel::{O_CLOEXEC, O_DIRECTORY, close, openat, variable};
-use super::listing::{for_each_entry, for_each_thread};
+use super::listing::{for_each_number, for_each_thread};
 use super::restarts::{self, RESTARTS_WITHOUT_HANDLER};
 use super::short_calls;
 use super::system_call::AT_FDCWD;
 use super::text::number;
 use super::tracing::{
-    ORIG_RAX, R8, R9, R10, RAX, RDI, RDX, RIP, RSI, Registers, is_native, peek, registers,
-    set_registers,
+    ORIG_RAX, R8, R9, R10, RAX, RDI, RDX, RIP, RSI, Registers, SYSCALL, SYSCALL_BYTES, is_native,
+    peek, registers, set_registers,
 };
 use super::variables::WAIT_MS;
 
@@ -61,8 +61,13 @@ impl Call {
 }
 
 /// Returns true if the call can be made again. A wait of more than `limit` nanoseconds cannot. `timespec` reads a
-/// `struct timespec` of the thread, in nanoseconds.
-pub fn can_be_made_again(call: &Call, limit: u64, timespec: impl Fn(u64) -> Option<u64>) -> bool {
+/// `struct timespec` of the thread, `socket_limit` the time limit of a descriptor, 0 for none, both in nanoseconds.
+pub fn can_be_made_again(
+    call: &Call,
+    limit: u64,
+    timespec: impl Fn(u64) -> Option<u64>,
+    socket_limit: impl Fn(u64) -> u64,
+) -> bool {
     let [first, second, third, fourth, fifth, _] = call.arguments;
     let is_short = |address| timespec(address).is_some_and(|nanoseconds| nanoseconds <= limit);
     // The lower half counts; a negative number is no limit.
@@ -81,7 +86,8 @@ pub fn can_be_made_again(call: &Call, limit: u64, timespec: impl Fn(u64) -> Opti
             _ => false,
         },
         (EINTR, calls::EPOLL_WAIT | calls::EPOLL_PWAIT) => milliseconds(fourth),
-        (EINTR, number) if calls::WITHOUT_EFFECT.contains(&number) => true,
+        (EINTR, calls::SEMOP) => true,
+        (EINTR, number) if calls::WITHOUT_EFFECT.contains(&number) => socket_limit(first) <= limit,
         (EINTR, calls::RECVMMSG | calls::IO_GETEVENTS) => fifth == 0 || is_short(fifth),
         (EINTR, calls::RT_SIGTIMEDWAIT) => third == 0 || is_short(third),
         (EINTR, calls::SEMTIMEDOP | calls::EPOLL_PWAIT2) => fourth == 0 || is_short(fourth),
@@ -89,8 +95,6 @@ pub fn can_be_made_again(call: &Call, limit: u64, timespec: impl Fn(u64) -> Opti
     }
 }
 
-/// The instruction `syscall`.
-const SYSCALL: u64 = 0x050f;
 /// Prefix that makes of `mov eax` a `mov r8d`.
 const OF_R8: u8 = 0x41;
 
@@ -125,10 +129,10 @@ pub mod calls {
     pub const SENDMMSG: i64 = 307;
     pub const GETRANDOM: i64 = 318;
     pub const EPOLL_PWAIT2: i64 = 441;
-    /// Calls that have done nothing if they are interrupted. Those of sockets return that if they have a time limit.
-    pub const WITHOUT_EFFECT: [i64; 14] = [
+    /// Calls of descriptors that have done nothing if they are interrupted. For sockets that is so if they have a time limit.
+    pub const WITHOUT_EFFECT: [i64; 13] = [
         READ, WRITE, READV, WRITEV, SENDTO, RECVFROM, SENDMSG, RECVMSG, SENDMMSG, ACCEPT, ACCEPT4,
-        CONNECT, SEMOP, FALLOCATE,
+        CONNECT, FALLOCATE,
     ];
     /// The operation without its flags.
     pub const FUTEX_OPERATION: u64 = 127;
@@ -154,10 +158,9 @@ pub fn let_all_calls_go_on() {
     let Ok(folder) = openat(AT_FDCWD, c"/proc", O_DIRECTORY | O_CLOEXEC) else {
         return;
     };
-    for_each_entry(folder, |_, name| {
-        let pid = number(name.to_bytes()).and_then(|pid| c_int::try_from(pid).ok());
+    for_each_number(folder, |pid| {
         // Registers can be read only of those.
-        if let Some(pid) = pid.filter(|pid| registers(*pid).is_some() && are_inherited(*pid)) {
+        if registers(pid).is_some() && are_inherited(pid) {
             let_calls_go_on(pid);
         }
         true
@@ -169,7 +172,7 @@ pub fn let_all_calls_go_on() {
 fn let_call_go_on(pid: c_int, thread: c_int, limit: u64) -> Option<()> {
     let mut registers = registers(thread).filter(is_native)?;
     // Other ways into the kernel have other numbers.
-    let code = peek(thread, registers[RIP].checked_sub(2)?)?;
+    let code = peek(thread, registers[RIP].checked_sub(SYSCALL_BYTES)?)?;
     (code & 0xffff == SYSCALL).then_some(())?;
     let is_repetition = registers[ORIG_RAX].cast_signed() == calls::RESTART_SYSCALL
         && registers[RAX].cast_signed() == ERESTART_RESTARTBLOCK;
@@ -182,14 +185,8 @@ fn let_call_go_on(pid: c_int, thread: c_int, limit: u64) -> Option<()> {
         let nanoseconds = peek(thread, address.checked_add(8)?)?;
         seconds.checked_mul(1_000_000_000)?.checked_add(nanoseconds)
     };
-    // Those of sockets end because of the socket's time limit.
-    let is_short =
-        |number| number == calls::SEMOP || short_calls::time_limit(pid, call.arguments[0]) <= limit;
-    let may_be_limited = call.result == EINTR && calls::WITHOUT_EFFECT.contains(&call.number);
-    if may_be_limited && !is_short(call.number) {
-        return Some(());
-    }
-    if can_be_made_again(&call, limit, timespec) {
+    let socket_limit = |descriptor| short_calls::time_limit(pid, descriptor);
+    if can_be_made_again(&call, limit, timespec, socket_limit) {
         registers[RAX] = RESTARTS_WITHOUT_HANDLER;
     } else if call.result > 0 {
         let rest = short_calls::rest(&call, pid)?;

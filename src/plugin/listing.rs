@@ -40,13 +40,20 @@ pub fn with_file<R>(
 pub fn for_each_thread(pid: c_int, mut act: impl FnMut(c_int) -> Option<()>) -> Option<()> {
     with_file(pid, b"/task", O_DIRECTORY, |folder| {
         let mut is_good = true;
-        let is_whole = for_each_entry(folder, |_, name| {
-            let thread = number(name.to_bytes()).and_then(|thread| c_int::try_from(thread).ok());
-            is_good = thread.is_none_or(|thread| act(thread).is_some());
+        let is_whole = for_each_number(folder, |thread| {
+            is_good = act(thread).is_some();
             is_good
         });
         (is_whole && is_good).then_some(())
     })?
+}
+
+/// Calls `act` with each entry of a folder that is a number, as [`for_each_entry`] does.
+pub fn for_each_number(folder: c_int, mut act: impl FnMut(c_int) -> bool) -> bool {
+    for_each_entry(folder, |_, name| {
+        let number = number(name.to_bytes()).and_then(|number| c_int::try_from(number).ok());
+        number.is_none_or(&mut act)
+    })
 }
 
 /// Calls `act` with each entry of a folder, its inode and its name, until that returns false. Returns false if the folder

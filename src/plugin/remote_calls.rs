@@ -17,8 +17,9 @@ use super::listing::{for_each_line, with_file};
 use super::mapping::range;
 use super::text::number;
 use super::tracing::{
-    ORIG_RAX, PTRACE_INTERRUPT, R8, R9, R10, RAX, RDI, RDX, RIP, RSI, RSP, Registers, UNTOUCHED,
-    is_native, peek, poke, ptrace, registers, request, set_registers, waiting_signals,
+    ORIG_RAX, PTRACE_INTERRUPT, R8, R9, R10, RAX, RDI, RDX, RIP, RSI, Registers, SYSCALL,
+    SYSCALL_BYTES, below_stack, is_native, peek, poke, poke_all, ptrace, registers, request,
+    set_registers, waiting_signals,
 };
 
 /// Makes the calls of a list: entries `THREAD PERSONALITY MODE LOW HIGH`, in decimal, separated by semicolons. The last
@@ -123,10 +124,9 @@ impl Remote {
     /// Writes words below the stack and the 128 bytes that a function may use there. Returns their address.
     pub fn put_below_stack(&self, words: &[u64]) -> Option<u64> {
         let bytes = 8 * u64::try_from(words.len()).ok()?;
-        let begin = self.registers[RSP].checked_sub(UNTOUCHED + bytes)? & !15;
-        let mut places = (begin..).step_by(8).zip(words);
-        let are_written = places.all(|(place, word)| poke(self.thread, place, *word));
-        are_written.then_some(begin)
+        let begin = below_stack(&self.registers, bytes)?;
+        poke_all(self.thread, begin, words)?;
+        Some(begin)
     }
 
     /// Makes a system call of up to four arguments; further ones are 0. Returns its result, or an error's number, negative; `None` if the thread could not make it.
@@ -140,7 +140,7 @@ impl Remote {
             registers[R10],
         ] = arguments;
         [registers[R8], registers[R9]] = [0; 2];
-        let after = self.execute(SYSCALL, registers)?;
+        let after = self.execute((SYSCALL, SYSCALL_BYTES), registers)?;
         Some(after[RAX].cast_signed())
     }
 
@@ -281,8 +281,6 @@ fn wait(thread: c_int, status: &mut c_int) -> bool {
     }
 }
 
-/// The instruction `syscall`, and its bytes.
-const SYSCALL: (u64, u64) = (0x050f, 2);
 /// The instruction `tilezero tmm0`, and its bytes.
 const TILE_ZERO: (u64, u64) = (0xc0_497b_e2c4, 5);
 /// Attempts to let a thread execute an instruction; each report of a stop takes one.

@@ -11,7 +11,9 @@ use core::ffi::c_int;
 
 use super::omitted_records::{Record, append, file};
 use super::remote_calls::rest;
-use super::tracing::{ORIG_RAX, RAX, RIP, Registers, ptrace, registers, set_registers};
+use super::tracing::{
+    ORIG_RAX, RAX, RIP, Registers, SYSCALL_BYTES, ptrace, registers, set_registers,
+};
 
 /// Kind of a record with such a call: result, address behind the call and its number, eight bytes each.
 pub const RESTART: u32 = 8;
@@ -19,8 +21,6 @@ pub const RESTART: u32 = 8;
 pub const RESTARTS_WITHOUT_HANDLER: u64 = 514_u64.wrapping_neg();
 /// The same, but handlers may ask for a restart (`ERESTARTSYS`, `SA_RESTART`).
 const RESTARTS: u64 = 512_u64.wrapping_neg();
-/// Bytes of the instruction of a call.
-const CALL_BYTES: u64 = 2;
 
 /// Notes the call that a stopped thread is in, if the kernel would restart it.
 pub fn note(thread: c_int, registers: &Registers) -> Option<()> {
@@ -41,7 +41,7 @@ pub fn let_kernel_decide(record: &Record<'_>) -> Option<()> {
     let [result, behind, number] = [result, behind, number].map(u64::from_ne_bytes);
     let mut registers = registers(record.thread)?;
     // Otherwise CRIU has not set them, because the dump has failed before.
-    if registers[RIP] == behind.checked_sub(CALL_BYTES)? && registers[RAX] == number {
+    if registers[RIP] == behind.checked_sub(SYSCALL_BYTES)? && registers[RAX] == number {
         [registers[RAX], registers[RIP], registers[ORIG_RAX]] = [result, behind, number];
         set_registers(record.thread, &registers).then_some(())?;
         if is_at_call(record.thread) {

@@ -27,7 +27,9 @@ use super::mapping::range;
 use super::remote_calls::Remote;
 use super::system_call::{AT_FDCWD, address, system_call};
 use super::text::Text;
-use super::tracing::{R10, RAX, RDI, RDX, RIP, RSI, RSP, Registers, UNTOUCHED, peek, poke};
+use super::tracing::{
+    R10, RAX, RDI, RDX, RIP, RSI, RSP, Registers, SYSCALL_BYTES, below_stack, peek, poke, poke_all,
+};
 
 /// Arguments for the rest of a call.
 pub type Rest = [u64; 6];
@@ -89,9 +91,9 @@ pub fn prepare(thread: c_int, registers: &mut Registers, rest: Rest) -> Option<(
         if Dispatch::of(thread).is_some_and(|dispatch| dispatch.is_on()) {
             return None;
         }
-        let frame = registers[RSP].checked_sub(UNTOUCHED + FRAME_BYTES)? & !15;
+        let frame = below_stack(registers, FRAME_BYTES)?;
         let words = [RAX, RDI, RSI, RDX, R10, RIP, RSP].map(|place| registers[place]);
-        write_words(thread, frame, &words)?;
+        poke_all(thread, frame, &words)?;
         registers[RIP] = page(thread)? + SYSCALL_BYTES;
         registers[RSP] = frame;
     }
@@ -123,7 +125,6 @@ const CODE: [u8; 56] = [
     0xff, 0xe1, // jmp rcx
     0xcc, 0xcc, 0xcc, 0xcc,
 ];
-const SYSCALL_BYTES: u64 = 2;
 const FRAME_BYTES: u64 = 64;
 const PAGE_BYTES: u64 = 4096;
 
@@ -152,7 +153,7 @@ fn page(thread: c_int) -> Option<u64> {
     for (word, bytes) in code.iter_mut().zip(words) {
         *word = u64::from_le_bytes(*bytes);
     }
-    write_words(thread, made, &code)?;
+    poke_all(thread, made, &code)?;
     Some(made)
 }
 
@@ -166,13 +167,6 @@ fn has_code(thread: c_int, begin: u64) -> bool {
     let (words, _) = CODE.as_chunks();
     let mut places = (begin..).step_by(8).zip(words);
     places.all(|(place, word)| peek(thread, place) == Some(u64::from_le_bytes(*word)))
-}
-
-fn write_words(thread: c_int, begin: u64, words: &[u64]) -> Option<()> {
-    let mut places = (begin..).step_by(8).zip(words);
-    places
-        .all(|(place, word)| poke(thread, place, *word))
-        .then_some(())
 }
 
 /// Returns true for a device that always has more to read: `/dev/zero`, `full`, `random`, `urandom`.

@@ -28,8 +28,11 @@ const CS: usize = 17;
 /// Selector of 64-bit code (`__USER_CS`).
 const NATIVE_CODE: u64 = 0x33;
 
+/// The instruction `syscall`, and its bytes.
+pub const SYSCALL: u64 = 0x050f;
+pub const SYSCALL_BYTES: u64 = 2;
 /// Bytes below the stack that a function may use (System V ABI).
-pub const UNTOUCHED: u64 = 128;
+const UNTOUCHED: u64 = 128;
 
 /// Makes a request about a thread. Returns its result, or an error's number, negative. The C library's function is not used:
 /// `interposed` takes what goes through it for CRIU's.
@@ -82,6 +85,18 @@ pub fn poke(thread: c_int, place: u64, word: u64) -> bool {
     let arguments = [PTRACE_POKEDATA, thread.into(), place, word, 0, 0];
     // SAFETY: takes numbers only.
     unsafe { system_call(PTRACE, arguments) == 0 }
+}
+
+/// Writes words one after another, as [`poke`] does.
+pub fn poke_all(thread: c_int, begin: u64, words: &[u64]) -> Option<()> {
+    let mut places = (begin..).step_by(8).zip(words);
+    let are_written = places.all(|(place, word)| poke(thread, place, *word));
+    are_written.then_some(())
+}
+
+/// Returns a place for so many bytes below the stack and what a function may use there.
+pub fn below_stack(registers: &Registers, bytes: u64) -> Option<u64> {
+    Some(registers[RSP].checked_sub(UNTOUCHED + bytes)? & !15)
 }
 
 /// Returns the mask of the signals that wait for a thread or its process.
