@@ -8,12 +8,15 @@ use std::path::{Path, PathBuf};
 use nix::unistd::geteuid;
 
 use super::describe::FileId;
-use super::file_set::{KeptFile, KeptFiles, Kind, Writer, born_ns};
+use super::file_set::{Content, KeptFile, KeptFiles, Kind, Writer, born_ns};
 use super::held::Held;
 use super::job_links::JobLinks;
 use super::lost::OnLost;
 use super::patterns::Patterns;
 use super::record::Since;
+
+/// Places of contents, by the path of the file.
+pub type SpareContents = BTreeMap<PathBuf, Content>;
 
 /// Input of a plan besides the set and the record.
 #[derive(Clone, Copy, Debug)]
@@ -24,6 +27,8 @@ pub struct Place<'a> {
     pub ours: &'a [PathBuf],
     /// Files that the image's processes have open or mapped, with true if they had locked them.
     pub open: &'a BTreeMap<&'a Path, bool>,
+    /// Contents in the image of files that the job appends to, and that are not as they were.
+    pub spare: &'a SpareContents,
     /// Files held in the store.
     pub held: &'a Held,
     /// `files.include`.

@@ -157,12 +157,17 @@ impl KeptFile {
     pub(crate) fn open_same(&self, path: &Path) -> io::Result<File> {
         let spot = Spot::of(path)?;
         let file = spot.open(File::options().read(true), 0)?;
-        let found = file.metadata()?;
-        if found.is_file() && FileId::of(&found) == self.id() {
+        if self.is(&file) {
             Ok(file)
         } else {
             Err(io::ErrorKind::NotFound.into())
         }
+    }
+
+    /// Returns true if this regular file is open there.
+    pub(crate) fn is(&self, opened: &File) -> bool {
+        let found = opened.metadata();
+        found.is_ok_and(|found| found.is_file() && FileId::of(&found) == self.id())
     }
 
     /// Returns true if the file cannot have changed between two descriptions. `frozen_ns` is the time of this one:
@@ -202,6 +207,15 @@ impl KeptFile {
             Kind::File { size, .. } => size,
             Kind::Folder | Kind::Link { .. } | Kind::Pipe | Kind::Socket => 0,
         }
+    }
+
+    /// Returns the file with another place of its content.
+    pub(super) fn with_content(&self, place: Content) -> Self {
+        let mut file = self.clone();
+        if let Kind::File { content, .. } = &mut file.kind {
+            *content = place;
+        }
+        file
     }
 
     /// Returns size and stream of a content in the image.
@@ -350,6 +364,13 @@ impl KeptFiles {
             frozen_ns: head.frozen_ns,
             files,
         })
+    }
+
+    /// Returns the file at a path, and its position in the list.
+    pub(crate) fn numbered(&self, path: &Path) -> Option<(usize, &KeptFile)> {
+        let file = self.files.get(path)?;
+        let before = self.files.keys().take_while(|known| **known != path);
+        Some((before.count(), file))
     }
 
     /// Returns the files at and below a path.

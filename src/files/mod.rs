@@ -31,7 +31,8 @@ mod rollback;
 mod rollback_tests;
 mod watcher;
 
-pub use changes::{OpenUse, OpenUses, SoFar};
+pub use changes::{Earlier, OpenUse, OpenUses, SoFar};
+pub use file_comparison::SpareContents;
 pub use file_set::{Content, Kept, KeptFile, KeptFiles, Kind, Unkept, Writer, is_in_memory};
 pub use held::Held;
 pub use job_files::{Changes, Choice, JobFiles};

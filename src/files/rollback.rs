@@ -167,6 +167,11 @@ impl Rollback {
             return;
         }
         if then.is_appended() {
+            if let Some(content) = comparison.place.spare.get(path)
+                && !comparison.is_by_others(path, now.as_ref())
+            {
+                return self.compare(path, &then.with_content(content.clone()), comparison);
+            }
             match now
                 .as_ref()
                 .filter(|now| comparison.is_continued_by_others(path, then, now))
@@ -304,7 +309,11 @@ impl Rollback {
             let Some((to, then)) = wanted.get(&now.id()) else {
                 continue;
             };
-            let is_whole = then.is_appended() || then.has_same_content(&now);
+            let is_whole = if then.is_appended() {
+                now.size() >= then.size()
+            } else {
+                then.has_same_content(&now)
+            };
             if !is_whole || self.moves.iter().any(|(_, taken)| taken == *to) {
                 continue;
             }
@@ -312,9 +321,14 @@ impl Rollback {
             self.lost
                 .retain(|lost| lost.path != **to || lost.why == Why::Owner);
             // Only the name and the attributes are restored.
-            let is_planned = self.put_back.iter().any(|(path, _)| path == *to);
-            if !then.is_appended() && !is_planned {
-                self.put_back.push(((*to).clone(), (*then).clone()));
+            let planned = if then.is_appended() {
+                self.put_back.retain(|(path, _)| path != *to);
+                &mut self.appended
+            } else {
+                &mut self.put_back
+            };
+            if !planned.iter().any(|(path, _)| path == *to) {
+                planned.push(((*to).clone(), (*then).clone()));
             }
             self.moves.push((from, (*to).clone()));
         }
@@ -441,6 +455,13 @@ impl Rollback {
         });
         let siblings = stay.map(|(path, file)| (file.id(), path.clone()));
         self.siblings = siblings.collect();
+    }
+
+    /// Returns true if the file at a path is put back from the image or the store.
+    #[must_use]
+    pub fn puts_back(&self, path: &Path) -> bool {
+        let found = self.put_back.binary_search_by_key(&path, |(path, _)| path);
+        found.is_ok()
     }
 
     /// Returns the path of a file before the rollback.

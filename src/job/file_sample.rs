@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
 use xxhash_rust::xxh3::xxh3_64;
@@ -30,14 +30,26 @@ const PART_MIN: usize = 16;
 /// First bytes of a program or library.
 const ELF: &[u8] = b"\x7fELF";
 
-/// Samples the append-only files whose content is not saved. A file that cannot be read is identified by its inode
-/// alone.
-pub fn sample_appended(files: &mut [OpenFile]) {
-    let is_telling = |file: &&mut OpenFile| file.is_appended() && file.size > 0;
-    let appended = files.iter_mut().filter(is_telling);
-    for file in appended.take(FILES_MAX) {
-        file.sample = sample_at(&file.path, file.size).ok();
-    }
+/// Samples the append-only files whose content is not saved, and returns them. A file that cannot be read is identified by
+/// its inode alone.
+pub fn sample_appended(files: &mut [OpenFile]) -> Vec<AppendedFile> {
+    let appended = files.iter_mut().filter(|file| file.is_appended());
+    let sampled = appended.take(FILES_MAX).filter_map(|file| {
+        let opened = open_file(&file.path).ok()?;
+        file.sample = Some(sample(&opened, file.size).ok()?);
+        let path = file.path.clone();
+        Some(AppendedFile { path, opened })
+    });
+    sampled.collect()
+}
+
+/// An append-only file, which the job may rename or remove meanwhile.
+#[derive(Debug)]
+pub struct AppendedFile {
+    /// Its path at the snapshot.
+    pub path: PathBuf,
+    /// The file, open for reading.
+    pub opened: File,
 }
 
 /// Samples the files that the job has mapped, and the programs and libraries that it has open, unless it writes them. Those
@@ -171,7 +183,12 @@ pub(in crate::job) fn sample(file: &File, size: u64) -> io::Result<u64> {
 impl OpenFile {
     /// Returns true if an append-only file begins with the bytes that it had at the snapshot, as far as a sample shows.
     pub(crate) fn has_same_bytes(&self, file: &File) -> bool {
-        self.size == 0 || self.sample.is_some() && sample(file, self.size).ok() == self.sample
+        self.are_same_bytes(|bytes, at| file.read_exact_at(bytes, at))
+    }
+
+    /// Same as [`has_same_bytes`](Self::has_same_bytes), for bytes supplied by `read`, which fills a buffer from an offset.
+    pub(crate) fn are_same_bytes(&self, read: impl Fn(&mut [u8], u64) -> io::Result<()>) -> bool {
+        self.size == 0 || self.sample.is_some() && sample_by(self.size, read).ok() == self.sample
     }
 }
 

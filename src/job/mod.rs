@@ -32,7 +32,7 @@ pub use activity::cpu_time;
 pub use attributes::{ThreadAttributes, give_back_attributes, record_attributes};
 pub use descriptors::Descriptors;
 pub use devices::{Holder, holders, majors};
-pub use file_sample::{check_unwritten, sample_appended, sample_unwritten};
+pub use file_sample::{AppendedFile, check_unwritten, sample_appended, sample_unwritten};
 pub use files::{Access, FilesError, OpenFile, collect, has_open};
 #[cfg(test)]
 pub(crate) use halt::tests::compiled;

@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use super::bundled_files::companions;
 use super::error::RestoreError;
-use crate::files::{Content, Done, KeptFiles, Kind, Lost, Rollback, Sources};
+use crate::files::{Content, Done, KeptFiles, Kind, Lost, Rollback, Sources, SpareContents};
 use crate::job::OpenFile;
-use crate::run::image_facts::{ImageFacts, KEPT_LIST};
+use crate::run::image_facts::{ImageFacts, KEPT_LIST, rest_stream};
 use crate::run::run_context::RunContext;
 use crate::store::{Companion, ImageId, ImageReader};
 
@@ -34,12 +34,6 @@ pub(super) fn has_come(context: &RunContext, id: ImageId) -> bool {
     remote.is_some_and(|remote| remote.has_come(id))
 }
 
-/// Returns the name of the stream of an uploaded image with the content of a file that the image itself has not: of one
-/// that the job appends to, or that the store holds. `number` is the file's position in the list.
-fn rest_stream(number: usize) -> String {
-    format!("rest/{number}")
-}
-
 /// Returns what an image of this store lacks for a restore on another machine: the parts of ckpt-run that it maps, and
 /// contents of files. A file that is not there any more is left out; a restore elsewhere is refused by its name.
 pub(crate) fn companions_elsewhere(context: &RunContext, id: ImageId) -> Vec<Companion> {
@@ -54,14 +48,16 @@ pub(crate) fn companions_elsewhere(context: &RunContext, id: ImageId) -> Vec<Com
 }
 
 fn rest_of_files(context: &RunContext, id: ImageId, open: &[OpenFile]) -> Vec<Companion> {
-    let list = context.store.read(id).and_then(|image| {
-        if image.contains(KEPT_LIST) {
-            image.read_to_vec(KEPT_LIST, LIST_BYTES_MAX)
-        } else {
-            Ok(Vec::new())
-        }
-    });
-    let Some(set) = list.ok().and_then(|list| KeptFiles::read(&list[..]).ok()) else {
+    let Some(image) = context
+        .store
+        .read(id)
+        .ok()
+        .filter(|it| it.contains(KEPT_LIST))
+    else {
+        return Vec::new();
+    };
+    let list = image.read_to_vec(KEPT_LIST, LIST_BYTES_MAX).ok();
+    let Some(set) = list.and_then(|list| KeptFiles::read(&list[..]).ok()) else {
         return Vec::new();
     };
     let rest = set
@@ -69,9 +65,13 @@ fn rest_of_files(context: &RunContext, id: ImageId, open: &[OpenFile]) -> Vec<Co
         .iter()
         .zip(0..)
         .filter_map(|((path, file), number)| {
+            let stream = rest_stream(number);
             let Kind::File { size, content } = &file.kind else {
                 return None;
             };
+            if image.contains(&stream) {
+                return None;
+            }
             let (path, opened) = match content {
                 Content::Appended => {
                     let opened = file.open_same(path).ok()?;
@@ -90,12 +90,40 @@ fn rest_of_files(context: &RunContext, id: ImageId, open: &[OpenFile]) -> Vec<Co
             };
             let is_long_enough = opened.metadata().is_ok_and(|found| found.len() >= *size);
             is_long_enough.then(|| Companion {
-                stream: rest_stream(number),
+                stream,
                 path,
                 opened: Some((Arc::new(opened), *size)),
             })
         });
     rest.collect()
+}
+
+/// Returns the contents, in streams of their own, of files that the list has without content. Left out are those of files
+/// that are still there, with what they had at the snapshot: there is only more to cut off.
+fn spare_contents(image: &ImageReader, set: &KeptFiles, open: &[OpenFile]) -> SpareContents {
+    let files = set.files.iter().zip(0..);
+    let spare = files.filter_map(|((path, file), number)| {
+        let stream = rest_stream(number);
+        if image.len_of(&stream)? != file.size() {
+            return None;
+        }
+        if file.is_appended() {
+            let known = open.iter().find(|known| known.path == *path)?;
+            let is_there = file.open_same(path);
+            let is_there = is_there.is_ok_and(|opened| known.has_same_bytes(&opened));
+            let read = |mut bytes: &mut [u8], at| {
+                let len = bytes.len() as u64;
+                let read = image.copy_range(&stream, at, len, &mut bytes);
+                read.map_err(io::Error::other)
+            };
+            if is_there || !known.are_same_bytes(read) {
+                return None;
+            }
+        }
+        let offset = 0;
+        Some((path.clone(), Content::Kept { stream, offset }))
+    });
+    spare.collect()
 }
 
 impl Kept {
@@ -111,22 +139,24 @@ impl Kept {
         }
         let list = image.read_to_vec(KEPT_LIST, LIST_BYTES_MAX)?;
         let mut set = KeptFiles::read(&list[..]).map_err(RestoreError::KeptList)?;
-        for (file, number) in set.files.values_mut().zip(0..) {
-            let stream = rest_stream(number);
-            if let Kind::File { content, .. } = &mut file.kind
-                && image.contains(&stream)
-            {
-                let offset = 0;
-                *content = Content::Kept { stream, offset };
-            }
-        }
         let id = image.manifest().id;
         let has_come = has_come(context, id);
+        let mut spare = spare_contents(image, &set, open);
+        if has_come {
+            for (path, there) in std::mem::take(&mut spare) {
+                let file = set.files.get_mut(&path).map(|file| &mut file.kind);
+                if let Some(Kind::File { content, .. }) = file {
+                    *content = there;
+                }
+            }
+        }
         let open = open.iter();
         let open = open
             .map(|file| (file.path.as_path(), file.is_locked))
             .collect();
-        let rollback = context.files.plan(id.number(), &set, &open, has_come)?;
+        let rollback = context
+            .files
+            .plan(id.number(), &set, (&open, &spare), has_come)?;
         Ok(Some(Self {
             id,
             set: Arc::new(set),
@@ -138,7 +168,8 @@ impl Kept {
     /// Returns true if this plan restores an open file, or leaves it as it is.
     pub fn has(&self, file: &OpenFile) -> bool {
         let found = self.set.files.get(&file.path);
-        let is_restored = found.is_some_and(|file| !file.is_appended())
+        let is_restored = found
+            .is_some_and(|it| !it.is_appended() || self.rollback.puts_back(&file.path))
             && !self.rollback.left_out.contains(&file.path);
         is_restored || self.rollback.leaves(&file.path)
     }

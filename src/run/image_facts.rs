@@ -28,6 +28,12 @@ pub(crate) fn kept_stream(image: ImageId) -> String {
     format!("kept/{image}")
 }
 
+/// Returns the name of the stream with the content of a file that the list of files has without content: of one that the
+/// job appends to, and in an uploaded image of one that the store holds. `number` is the file's position in the list.
+pub(crate) fn rest_stream(number: usize) -> String {
+    format!("rest/{number}")
+}
+
 /// The reason why a snapshot was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

@@ -263,10 +263,11 @@ impl<'a> Dump<'a> {
         let processes = job::tree(self.root)?;
         refuse_obstacles(self.subject.job, &processes, &open, When::Frozen)?;
         self.inherited.check(&open)?;
-        let opened = Opened::record(open)?;
+        let mut opened = Opened::record(open)?;
+        let appended = opened.take_appended();
         let uses = opened.written();
         let beforehand = taken(&self.beforehand)?;
-        let keeping = FileCopies::begin(self.context(), self.image, &uses, beforehand)?;
+        let keeping = FileCopies::begin(self.context(), self.image, (&uses, appended), beforehand)?;
         drop(uses);
         Ok((opened, keeping))
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::error::SnapshotError;
 use super::take_snapshot::Subject;
 use crate::files::{OpenUse, OpenUses};
-use crate::job::{self, Descriptors, Node, OpenFile, Process};
+use crate::job::{self, AppendedFile, Descriptors, Node, OpenFile, Process};
 use crate::run::cpu_facts::CpuFacts;
 use crate::run::gpu_facts::CudaFacts;
 use crate::run::image_facts::ImageFacts;
@@ -21,18 +21,24 @@ pub(crate) struct Opened {
     descriptors: Vec<Descriptors>,
     files: Vec<OpenFile>,
     nodes: Vec<Node>,
+    appended: Vec<AppendedFile>,
 }
 
 impl Opened {
     /// Records the open files and descriptors of frozen processes.
     pub fn record(descriptors: Vec<Descriptors>) -> Result<Self, SnapshotError> {
         let mut files = job::collect(&descriptors)?;
-        job::sample_appended(&mut files);
         Ok(Self {
+            appended: job::sample_appended(&mut files),
             nodes: job::needed(&descriptors, &files),
             descriptors,
             files,
         })
+    }
+
+    /// Hands over the files that the job only appends to.
+    pub fn take_appended(&mut self) -> Vec<AppendedFile> {
+        std::mem::take(&mut self.appended)
     }
 
     /// Returns the files that the job has open for writing.

@@ -3,7 +3,8 @@
 //! ```text
 //! before:            files changed so far → contents
 //! job frozen:        changed files → contents, until files.freeze has passed; large files → clones or links
-//! the job computes:  the other files, each checked afterwards → contents of earlier images → list
+//! the job computes:  the other files, each checked afterwards → contents of earlier images → files that it appends to
+//!                    → list
 //! ```
 
 use std::collections::HashSet;
@@ -14,6 +15,7 @@ use std::time::Instant;
 
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 
+use super::appended_files;
 use super::contents::{Contents, open};
 use super::error::SnapshotError;
 use crate::clock;
@@ -22,7 +24,7 @@ use crate::files::{
     Changes, Content, Kept, KeptFile, KeptFiles, Kind, OpenUses, SoFar, Unkept, Writer,
     is_in_memory,
 };
-use crate::job::{self, Descriptors, OpenFile};
+use crate::job::{self, AppendedFile, Descriptors, OpenFile};
 use crate::run::image_facts::{KEPT_LIST, kept_stream};
 use crate::run::machine;
 use crate::run::run_context::RunContext;
@@ -47,6 +49,7 @@ pub(crate) struct FileCopies {
     beforehand_bytes: u64,
     /// Positions of the changed files that are not copied yet.
     later: Vec<usize>,
+    appended: Vec<AppendedFile>,
     unread: usize,
     frozen_ns: i64,
     freeze_seconds: f64,
@@ -146,11 +149,11 @@ impl Beforehand {
 
 impl FileCopies {
     /// Lists the changed files and copies contents within the time limit. The job is frozen meanwhile; `open` are the
-    /// files that it has open for writing.
+    /// files that it has open for writing, `appended` those that it only appends to.
     pub fn begin(
         context: &RunContext,
         image: ImageId,
-        open: &OpenUses<'_>,
+        (open, appended): (&OpenUses<'_>, Vec<AppendedFile>),
         Beforehand { contents, so_far }: Beforehand,
     ) -> Result<Self, SnapshotError> {
         let begun = clock::now();
@@ -161,6 +164,7 @@ impl FileCopies {
             beforehand_bytes: contents.offset,
             contents,
             later: Vec::new(),
+            appended,
             unread: 0,
             frozen_ns,
             freeze_seconds: 0.0,
@@ -315,11 +319,11 @@ impl FileCopies {
                 *content = again.unwrap_or(Content::Unkept(Unkept::TooLarge));
             }
         }
-        let earlier = earlier.and_then(|it| ImageId::new(it.id));
-        if let Some(id) = earlier {
+        if let Some(id) = earlier.as_ref().and_then(|it| ImageId::new(it.id)) {
             self.contents.take_over(context, id, writer, &mut set)?;
         }
         self.contents.stream.finish()?;
+        appended_files::keep(context, writer, &set, self.appended, earlier.as_deref())?;
         let mut list = Vec::new();
         set.write(&mut list).map_err(SnapshotError::Prepare)?;
         let mut stream = writer.stream(KEPT_LIST)?;

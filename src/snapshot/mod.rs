@@ -3,6 +3,7 @@
 //! `take_snapshot` is the entry point, `freeze` the part in which the job is frozen, `dump` and `criu_dump` are CRIU's
 //! part. A snapshot blocks; the supervisor runs it on a separate thread and does not know its phases.
 
+mod appended_files;
 mod contents;
 pub(crate) mod criu_dump;
 pub(crate) mod criu_log;

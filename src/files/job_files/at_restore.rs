@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::super::file_comparison::Place;
+use super::super::file_comparison::{Place, SpareContents};
 use super::super::file_set::{KeptFiles, Writer};
 use super::super::lost::RollbackError;
 use super::super::marker;
@@ -15,8 +15,8 @@ use crate::clock;
 use crate::sync::locked;
 
 impl JobFiles {
-    /// Plans the rollback to the set of an image, whose processes have the files `open`; see [`Rollback::plan`]. `has_come`
-    /// is true if the image came from another machine.
+    /// Plans the rollback to the set of an image, whose processes have the files `open`, and which has `spare` contents; see
+    /// [`Rollback::plan`]. `has_come` is true if the image came from another machine.
     ///
     /// # Errors
     /// See [`Rollback::plan`]; also if the record cannot be read.
@@ -24,7 +24,7 @@ impl JobFiles {
         &self,
         id: u64,
         set: &KeptFiles,
-        open: &BTreeMap<&Path, bool>,
+        (open, spare): (&BTreeMap<&Path, bool>, &SpareContents),
         has_come: bool,
     ) -> Result<Rollback, RollbackError> {
         let mut state = locked(&self.state);
@@ -44,6 +44,7 @@ impl JobFiles {
             folder: &self.folder,
             ours: &self.ours,
             open,
+            spare,
             held: &self.held,
             included: &self.included,
             excluded: &self.excluded,

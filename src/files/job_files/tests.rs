@@ -86,18 +86,22 @@ fn an_image_of_another_machine_replaces_what_is_there() {
 
     let files = open(&top);
     let refused = files
-        .plan(3, &set, &BTreeMap::new(), false)
+        .plan(3, &set, (&BTreeMap::new(), &BTreeMap::new()), false)
         .unwrap_err()
         .to_string();
     assert!(refused.contains("program.py"), "{refused}");
-    let plan = files.plan(3, &set, &BTreeMap::new(), true).unwrap();
+    let plan = files
+        .plan(3, &set, (&BTreeMap::new(), &BTreeMap::new()), true)
+        .unwrap();
     let names = plan.put_back.iter().map(|(path, _)| path);
     assert!(names.eq([&path("changed"), &path("missing")]));
     assert!(plan.aside.is_empty());
 
     // From now on the job runs here, and a file without a record is not its own.
     files.begin_from(3, &set).unwrap();
-    let plan = files.plan(3, &set, &BTreeMap::new(), true).unwrap();
+    let plan = files
+        .plan(3, &set, (&BTreeMap::new(), &BTreeMap::new()), true)
+        .unwrap();
     assert!(plan.put_back.is_empty() && plan.aside.is_empty());
 }
 
@@ -127,7 +131,9 @@ fn an_equal_file_of_another_machine_is_the_jobs() {
     };
     let files = open(&top);
     let put_back = || {
-        let plan = files.plan(3, &set, &BTreeMap::new(), true).unwrap();
+        let plan = files
+            .plan(3, &set, (&BTreeMap::new(), &BTreeMap::new()), true)
+            .unwrap();
         plan.put_back
             .into_iter()
             .map(|(path, _)| path)

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use tempfile::TempDir;
 
-use super::super::file_comparison::Place;
+use super::super::file_comparison::{Place, SpareContents};
 use super::super::file_set::{Content, KeptFile, KeptFiles, Kind, changed_ns};
 use super::super::held::Held;
 use super::super::lost::{Lost, OnLost, RollbackError};
@@ -26,6 +26,7 @@ pub struct Scene {
     pub folder: TempDir,
     contents: BTreeMap<String, Vec<u8>>,
     pub set: KeptFiles,
+    pub spare: SpareContents,
     /// `files.shared`.
     pub shared: Patterns,
     /// End of the job.
@@ -42,6 +43,7 @@ impl Scene {
             folder,
             contents: BTreeMap::new(),
             set: KeptFiles::default(),
+            spare: SpareContents::new(),
             shared: Patterns::default(),
             ended_ns: None,
         };
@@ -130,6 +132,7 @@ impl Scene {
             folder: &self.path(""),
             ours: &[],
             open: &BTreeMap::from([(open.as_path(), false), (locked.as_path(), true)]),
+            spare: &self.spare,
             held: &Held::of(&self.folder.path().join("store")),
             included: &Patterns::default(),
             excluded,

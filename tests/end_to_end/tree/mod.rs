@@ -1,6 +1,7 @@
 //! Kinds of processes and resources that survive: each job uses one kind, is snapshotted and killed in the middle,
 //! restored, and must end like an uninterrupted run.
 
+mod appended_files;
 mod attributes;
 mod connections;
 mod devices;
