@@ -167,9 +167,8 @@ impl Rollback {
             return;
         }
         if then.is_appended() {
-            if let Some(content) = comparison.place.spare.get(path)
-                && !comparison.is_by_others(path, now.as_ref())
-            {
+            let spare = comparison.place.spare.get(path);
+            if let Some(content) = spare.filter(|_| !comparison.is_by_others(path, now.as_ref())) {
                 return self.compare(path, &then.with_content(content.clone()), comparison);
             }
             match now
@@ -309,17 +308,14 @@ impl Rollback {
             let Some((to, then)) = wanted.get(&now.id()) else {
                 continue;
             };
-            let is_whole = if then.is_appended() {
-                now.size() >= then.size()
-            } else {
-                then.has_same_content(&now)
-            };
+            let is_longer = then.is_appended() && now.size() >= then.size();
+            let is_whole = is_longer || then.has_same_content(&now);
             if !is_whole || self.moves.iter().any(|(_, taken)| taken == *to) {
                 continue;
             }
             self.aside.retain(|path| *path != from);
-            self.lost
-                .retain(|lost| lost.path != **to || lost.why == Why::Owner);
+            let stays = |lost: &Lost| lost.path != **to || lost.why == Why::Owner;
+            self.lost.retain(stays);
             // Only the name and the attributes are restored.
             let planned = if then.is_appended() {
                 self.put_back.retain(|(path, _)| path != *to);
@@ -460,8 +456,7 @@ impl Rollback {
     /// Returns true if the file at a path is put back from the image or the store.
     #[must_use]
     pub fn puts_back(&self, path: &Path) -> bool {
-        let found = self.put_back.binary_search_by_key(&path, |(path, _)| path);
-        found.is_ok()
+        self.put_back.iter().any(|(known, _)| known == path)
     }
 
     /// Returns the path of a file before the rollback.
@@ -484,15 +479,14 @@ impl Rollback {
 
     /// Returns the contents that the rollback needs: stream, offset, bytes.
     pub fn contents(&self) -> impl Iterator<Item = (&str, u64, u64)> {
-        self.put_back
-            .iter()
-            .filter_map(|(_, file)| match &file.kind {
-                Kind::File {
-                    size,
-                    content: Content::Kept { stream, offset },
-                } => Some((stream.as_str(), *offset, *size)),
-                _ => None,
-            })
+        let files = self.put_back.iter().map(|(_, file)| &file.kind);
+        files.filter_map(|kind| match kind {
+            Kind::File {
+                size,
+                content: Content::Kept { stream, offset },
+            } => Some((stream.as_str(), *offset, *size)),
+            _ => None,
+        })
     }
 }
 

@@ -15,7 +15,7 @@ use super::patterns::Patterns;
 use super::record_line::{JobChange, Line, append};
 use scene::{IMAGE, Scene};
 
-mod appended_files;
+mod appended_logs;
 mod cut_record;
 mod scene;
 mod several_names;

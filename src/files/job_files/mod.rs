@@ -1,6 +1,7 @@
 //! The job's files over all snapshots and restores of a run: the record, the watcher, and the newest set.
 
 mod at_restore;
+mod kept_summary;
 mod warnings;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -21,6 +22,7 @@ use super::record::{Evidence, Record};
 use super::record_line::{Line, append};
 use crate::clock;
 use crate::sync::locked;
+pub use kept_summary::Kept;
 
 /// Reason why changes may be missing if the job's programs report theirs.
 const REPORTS_ONLY: &str = "the kernel reports them to root only, and programs that are linked statically or written in Go report none";

@@ -3,8 +3,8 @@
 
 use std::path::{Path, PathBuf};
 
-use super::super::file_set::{Kept, KeptFiles, Kind};
-use super::{JobFiles, State};
+use super::super::file_set::{KeptFiles, Kind};
+use super::{JobFiles, Kept, State};
 use crate::sync::locked;
 
 impl JobFiles {
