@@ -175,10 +175,17 @@ fn rename(place: &Place, from: &str, to: &str) {
 #[apply(as_root)]
 fn removed_file_is_named_and_its_return_allows_a_restore() {
     refused_until_undone(
-        |place| rename(place, "log", "elsewhere"),
-        |place| rename(place, "elsewhere", "log"),
-        &["cannot find", "/log", "put it back"],
+        |place| rename(place, "input", "elsewhere"),
+        |place| rename(place, "elsewhere", "input"),
+        &["cannot find", "/input", "put it back"],
     );
+}
+
+#[apply(as_root)]
+fn a_removed_log_is_made_again() {
+    let place = killed(READ_AND_WRITE, 8);
+    fs::remove_file(place.file("log")).expect("removed");
+    goes_on(&place);
 }
 
 #[apply(as_root)]
