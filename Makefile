@@ -13,7 +13,9 @@ setup: ## provide a compiler and a working CRIU; quick if they exist (root only 
 build: setup ## build target/release/ckpt-run
 	$(CARGO) build --release --bin ckpt-run
 
-demo: build ## snapshot, kill and restore a job, and compare its result
+# The build of the tests: it takes half as long as that of target/release.
+demo: setup ## snapshot, kill and restore a job, and compare its result
+	$(CARGO) build --bin ckpt-run
 	@scripts/demo
 
 test: setup ## run all tests; those that need root or a GPU are skipped without
