@@ -4,6 +4,7 @@
 //! while the job is frozen, because such state may have appeared in between.
 
 mod covered;
+mod descriptor_numbers;
 mod first_threads;
 mod hugetlb;
 mod leases;

@@ -48,6 +48,7 @@ impl Obstacle {
             | Finding::Covered(_)
             | Finding::HugePages { .. }
             | Finding::NoVdso
+            | Finding::DescriptorNumber { .. }
             | Finding::Socket { .. }
             | Finding::Tun(_)
             | Finding::WatchedLink(_) => false,
@@ -125,6 +126,18 @@ pub enum Finding {
          Valgrind"
     )]
     NoVdso,
+    /// The process has a descriptor whose number is close to CRIU's limit.
+    #[error(
+        "has a descriptor with the number {number}, and a restore needs descriptors above it, which the limit of {limit} \
+         does not allow; raise the limit for ckpt-run by 256 or more (ulimit -Hn, LimitNOFILE=), or let the process use \
+         lower numbers"
+    )]
+    DescriptorNumber {
+        /// Its number.
+        number: i32,
+        /// The limit on descriptors.
+        limit: u64,
+    },
     /// The process shares private huge pages with others, and the kernel could not give each process separate pages.
     #[error(
         "and others share huge pages of {kib} KiB (MAP_HUGETLB) since their fork; a restore gives each process separate \

@@ -8,8 +8,8 @@
 
 use super::obstacle::Obstacle;
 use super::{
-    covered, first_threads, hugetlb, leases, namespaces, proc_files, sessions, strays, terminals,
-    vdso, watches,
+    covered, descriptor_numbers, first_threads, hugetlb, leases, namespaces, proc_files, sessions,
+    strays, terminals, vdso, watches,
 };
 use crate::job::descriptors::Descriptors;
 use crate::job::sockets;
@@ -50,6 +50,7 @@ pub fn find_obstacle(
             .or_else(|| covered::find(processes, open))
             .or_else(|| hugetlb::find(processes))
             .or_else(|| vdso::find(processes))
+            .or_else(|| descriptor_numbers::find(open))
             .or_else(|| sockets::find_unknown_kind(open)),
         When::Frozen => found,
     })

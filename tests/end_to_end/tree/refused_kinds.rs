@@ -5,7 +5,8 @@ use std::fs;
 use std::process::Command;
 
 use crate::harness::{
-    ON_REQUEST, Place, apply, as_root, as_root_and_user, copy_environment, stderr,
+    ON_REQUEST, Place, Run, apply, as_root, as_root_and_user, as_user, copy_environment, program,
+    stderr,
 };
 
 /// Common beginning of the jobs: `hold(SOMETHING)` keeps it until the test writes `let go`.
@@ -23,11 +24,15 @@ def hold(let_go):
 /// Runs a job that is refused with all these words, releases the resource, is snapshotted, killed and restored.
 fn refused_until_it_lets_go(script: &str, words: &[&str]) {
     let place = Place::new();
-    let mut run = place.start_python(&ON_REQUEST, &format!("{PRELUDE}{script}"));
+    let run = place.start_python(&ON_REQUEST, &format!("{PRELUDE}{script}"));
+    refused_at_first(&place, run, words);
+}
+
+fn refused_at_first(place: &Place, mut run: Run, words: &[&str]) {
     place.wait_for("out", "holds\n");
     let refused = place.verb(&["snapshot"]);
     let message = stderr(&refused);
-    assert!(!refused.status.success(), "{script}");
+    assert!(!refused.status.success(), "{}", place.text("job.py"));
     for word in words {
         assert!(message.contains(word), "{word}: {message}");
     }
@@ -39,7 +44,7 @@ fn refused_until_it_lets_go(script: &str, words: &[&str]) {
     fs::write(place.file("restored"), "").expect("a gate");
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
     assert!(place.text("err").contains("restored image"));
-    assert!(place.text("out").ends_with("done\n"), "{script}");
+    assert!(place.text("out").ends_with("done\n"));
 }
 
 #[apply(as_root)]
@@ -256,4 +261,25 @@ while "[vdso]" in open(f"/proc/{child}/maps").read(): time.sleep(0.005)
 hold(lambda: (os.kill(child, 9), os.waitpid(child, 0)))
 "#;
     refused_until_it_lets_go(script, &["vdso", "without Valgrind"]);
+}
+
+#[apply(as_user)]
+fn a_descriptor_close_to_the_limit_is_named() {
+    // As root, CRIU may raise the limit.
+    let place = Place::new();
+    let script = format!("{PRELUDE}os.dup2(1, 280); hold(lambda: os.close(280))");
+    fs::write(place.file("job.py"), script).expect("the script is written");
+    let mut command = Command::new("prlimit");
+    command
+        .args(["--nofile=300:300", "--", program()])
+        .args(ON_REQUEST)
+        .args(["--", "python3", "-u", "job.py"]);
+    place.in_folder(&mut command);
+    place.own(&mut command);
+    let run = place.spawn(command, |_| {});
+    refused_at_first(
+        &place,
+        run,
+        &["the number 280", "limit of 300", "ulimit -Hn"],
+    );
 }
