@@ -182,9 +182,15 @@ impl Comparison<'_> {
     /// Returns true if the job has changed a file of the set since, according to the record, or may have done so
     /// without a record.
     pub fn is_by_job(&self, path: &Path, then: &KeptFile, now: Option<&KeptFile>) -> bool {
+        // The job's creation of another file here would be on record.
+        let may_be_another = |now: &KeptFile| {
+            then.is_same_file(now)
+                || self.since.is_rolled_back(path)
+                || !self.since.is_stopped() && self.may_miss(path, Some(now.changed_ns))
+        };
         let by_unrecorded = || match then.writer {
             // The path in the record may differ if a folder is mounted twice.
-            Writer::Open => !self.since.by_others(path),
+            Writer::Open => !self.since.by_others(path) && now.is_none_or(may_be_another),
             Writer::Included => true,
             Writer::Job => {
                 now.is_some_and(|now| self.is_of_last_seconds(path, now.changed_ns))

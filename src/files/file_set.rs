@@ -366,13 +366,6 @@ impl KeptFiles {
         })
     }
 
-    /// Returns the file at a path, and its position in the list.
-    pub(crate) fn numbered(&self, path: &Path) -> Option<(usize, &KeptFile)> {
-        let file = self.files.get(path)?;
-        let before = self.files.keys().take_while(|known| **known != path);
-        Some((before.count(), file))
-    }
-
     /// Returns the files at and below a path.
     pub(super) fn below<'a>(&'a self, top: &'a Path) -> impl Iterator<Item = &'a Path> {
         let from = self.files.range(top.to_owned()..);

@@ -31,7 +31,7 @@ mod rollback;
 mod rollback_tests;
 mod watcher;
 
-pub use changes::{Earlier, OpenUse, OpenUses, SoFar};
+pub use changes::{OpenUse, OpenUses, SoFar};
 pub use file_comparison::SpareContents;
 pub use file_set::{Content, KeptFile, KeptFiles, Kind, Unkept, Writer, is_in_memory};
 pub use held::Held;

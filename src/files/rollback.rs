@@ -167,8 +167,10 @@ impl Rollback {
             return;
         }
         if then.is_appended() {
-            let spare = comparison.place.spare.get(path);
-            if let Some(content) = spare.filter(|_| !comparison.is_by_others(path, now.as_ref())) {
+            if let Some(content) = comparison.place.spare.get(path)
+                && comparison.is_by_job(path, then, now.as_ref())
+                && !comparison.is_by_others(path, now.as_ref())
+            {
                 return self.compare(path, &then.with_content(content.clone()), comparison);
             }
             match now
@@ -276,13 +278,8 @@ impl Rollback {
     /// Finds the present names of files whose content exists nowhere else: logs that the job appends to and rotates,
     /// and large files.
     fn find_renamed(&mut self, comparison: Comparison<'_>) {
-        let is_elsewhere = |file: &KeptFile| match file.kind {
-            Kind::File { ref content, .. } => {
-                matches!(
-                    content,
-                    Content::Appended | Content::Unkept(_) | Content::Held { .. }
-                )
-            }
+        let is_elsewhere = |file: &KeptFile| match &file.kind {
+            Kind::File { content, .. } => !matches!(content, Content::Kept { .. }),
             Kind::Folder | Kind::Link { .. } | Kind::Pipe | Kind::Socket => false,
         };
         let files = comparison.set.files.iter();
@@ -308,23 +305,23 @@ impl Rollback {
             let Some((to, then)) = wanted.get(&now.id()) else {
                 continue;
             };
-            let is_longer = then.is_appended() && now.size() >= then.size();
-            let is_whole = is_longer || then.has_same_content(&now);
-            if !is_whole || self.moves.iter().any(|(_, taken)| taken == *to) {
+            let is_whole = then.is_appended() || then.has_same_content(&now);
+            let is_planned = self.put_back.iter().any(|(path, _)| path == *to);
+            let is_spare = then.is_appended() && is_planned;
+            if !is_whole || is_spare || self.moves.iter().any(|(_, taken)| taken == *to) {
+                continue;
+            }
+            let others = |path: &Path| comparison.is_by_others(path, Some(&now));
+            if then.is_appended() && (others(&from) || others(to)) {
+                self.lose(to, Why::OthersToo);
                 continue;
             }
             self.aside.retain(|path| *path != from);
             let stays = |lost: &Lost| lost.path != **to || lost.why == Why::Owner;
             self.lost.retain(stays);
             // Only the name and the attributes are restored.
-            let planned = if then.is_appended() {
-                self.put_back.retain(|(path, _)| path != *to);
-                &mut self.appended
-            } else {
-                &mut self.put_back
-            };
-            if !planned.iter().any(|(path, _)| path == *to) {
-                planned.push(((*to).clone(), (*then).clone()));
+            if !then.is_appended() && !is_planned {
+                self.put_back.push(((*to).clone(), (*then).clone()));
             }
             self.moves.push((from, (*to).clone()));
         }

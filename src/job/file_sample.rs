@@ -23,8 +23,9 @@ use crate::sync::in_parts_from;
 const END_BYTES: usize = 64 << 10;
 /// Smallest size of a file that a hash identifies. A shorter file may contain only a heading that other files share.
 pub(in crate::job) const IDENTIFYING_BYTES_MIN: u64 = 4096;
-/// Limit on the sampled append-only files, in order of paths. At most 8 MiB are read while the job is frozen.
-const FILES_MAX: usize = 64;
+/// Limit on the sampled append-only files, those with content first, in order of paths. They stay open for a while, and at
+/// most 32 MiB are read while the job is frozen.
+const FILES_MAX: usize = 256;
 /// Fewest files that the job does not write for which a thread is started.
 const PART_MIN: usize = 16;
 /// First bytes of a program or library.
@@ -34,7 +35,9 @@ const ELF: &[u8] = b"\x7fELF";
 /// its inode alone.
 pub fn sample_appended(files: &mut [OpenFile]) -> Vec<AppendedFile> {
     let appended = files.iter_mut().filter(|file| file.is_appended());
-    let sampled = appended.take(FILES_MAX).filter_map(|file| {
+    let (telling, empty): (Vec<_>, Vec<_>) = appended.partition(|file| file.size > 0);
+    let first = telling.into_iter().chain(empty).take(FILES_MAX);
+    let sampled = first.filter_map(|file| {
         let opened = open_file(&file.path).ok()?;
         file.sample = Some(sample(&opened, file.size).ok()?);
         let path = file.path.clone();
@@ -187,7 +190,10 @@ impl OpenFile {
     }
 
     /// Same as [`has_same_bytes`](Self::has_same_bytes), for bytes supplied by `read`, which fills a buffer from an offset.
-    pub(crate) fn are_same_bytes(&self, read: impl Fn(&mut [u8], u64) -> io::Result<()>) -> bool {
+    pub(crate) fn are_same_bytes(
+        &self,
+        read: impl FnMut(&mut [u8], u64) -> io::Result<()>,
+    ) -> bool {
         self.size == 0 || self.sample.is_some() && sample_by(self.size, read).ok() == self.sample
     }
 }
@@ -200,7 +206,7 @@ pub(in crate::job) fn sample_at(path: &Path, size: u64) -> io::Result<u64> {
 /// Same as [`sample`], for bytes supplied by `read`, which fills a buffer from an offset.
 pub(in crate::job) fn sample_by(
     size: u64,
-    read: impl Fn(&mut [u8], u64) -> io::Result<()>,
+    mut read: impl FnMut(&mut [u8], u64) -> io::Result<()>,
 ) -> io::Result<u64> {
     let len = usize::try_from(size).map_or(2 * END_BYTES, |size| size.min(2 * END_BYTES));
     let mut bytes = vec![0; len];

@@ -1,7 +1,8 @@
 //! Rollback of the files that the job writes to the image's list of them.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Write};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -99,31 +100,89 @@ fn rest_of_files(context: &RunContext, id: ImageId, open: &[OpenFile]) -> Vec<Co
 }
 
 /// Returns the contents, in streams of their own, of files that the list has without content. Left out are those of files
-/// that are still there, with what they had at the snapshot: there is only more to cut off.
-fn spare_contents(image: &ImageReader, set: &KeptFiles, open: &[OpenFile]) -> SpareContents {
-    let files = set.files.iter().zip(0..);
-    let spare = files.filter_map(|((path, file), number)| {
+/// that are still there with what they had at the snapshot: there is only more to cut off. `has_come` is true if no file
+/// here can be one of them.
+fn spare_contents(
+    image: &ImageReader,
+    set: &KeptFiles,
+    open: &[OpenFile],
+    has_come: bool,
+) -> Result<SpareContents, RestoreError> {
+    let mut spare = SpareContents::new();
+    for ((path, file), number) in set.files.iter().zip(0..) {
         let stream = rest_stream(number);
-        if image.len_of(&stream)? != file.size() {
-            return None;
+        if !image.contains(&stream) || image.len_of(&stream) != Some(file.size()) {
+            continue;
         }
         if file.is_appended() {
-            let known = open.iter().find(|known| known.path == *path)?;
-            let is_there = file.open_same(path);
-            let is_there = is_there.is_ok_and(|opened| known.has_same_bytes(&opened));
-            let read = |mut bytes: &mut [u8], at| {
-                let len = bytes.len() as u64;
-                let read = image.copy_range(&stream, at, len, &mut bytes);
-                read.map_err(io::Error::other)
+            let known = open.iter().find(|known| known.path == *path);
+            let is_there = || match file.open_same(path) {
+                Ok(opened) if !has_come => begins_with(&opened, image, &stream),
+                Ok(_) | Err(_) => Ok(false),
             };
-            if is_there || !known.are_same_bytes(read) {
-                return None;
+            if !known.map_or(Ok(false), |known| is_of_freeze(image, &stream, known))? || is_there()?
+            {
+                continue;
             }
         }
         let offset = 0;
-        Some((path.clone(), Content::Kept { stream, offset }))
-    });
-    spare.collect()
+        spare.insert(path.clone(), Content::Kept { stream, offset });
+    }
+    Ok(spare)
+}
+
+/// Returns true if a copy that was made after the freeze has the bytes of the freeze, as far as the sample shows.
+fn is_of_freeze(image: &ImageReader, stream: &str, known: &OpenFile) -> Result<bool, RestoreError> {
+    let mut failure = None;
+    let read = |mut bytes: &mut [u8], at| {
+        let len = bytes.len() as u64;
+        image
+            .copy_range(stream, at, len, &mut bytes)
+            .map_err(|error| {
+                failure = Some(error);
+                io::ErrorKind::Other.into()
+            })
+    };
+    let is_same = known.are_same_bytes(read);
+    failure.map_or(Ok(is_same), |error| Err(error.into()))
+}
+
+/// Returns true if a file begins with the bytes of a stream.
+fn begins_with(opened: &File, image: &ImageReader, stream: &str) -> Result<bool, RestoreError> {
+    let mut comparison = Comparison {
+        opened,
+        at: 0,
+        is_same: true,
+    };
+    match image.copy_to(stream, &mut comparison) {
+        Err(error) if comparison.is_same => Err(error.into()),
+        Ok(_) | Err(_) => Ok(comparison.is_same),
+    }
+}
+
+/// Compares what is written to it with a file, up to the first difference.
+struct Comparison<'a> {
+    opened: &'a File,
+    at: u64,
+    is_same: bool,
+}
+
+impl Write for Comparison<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let mut there = vec![0; bytes.len()];
+        let read = self.opened.read_exact_at(&mut there, self.at);
+        self.is_same = read.is_ok() && there == bytes;
+        self.at += bytes.len() as u64;
+        if self.is_same {
+            Ok(bytes.len())
+        } else {
+            Err(io::ErrorKind::InvalidData.into())
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 impl Kept {
@@ -141,7 +200,7 @@ impl Kept {
         let mut set = KeptFiles::read(&list[..]).map_err(RestoreError::KeptList)?;
         let id = image.manifest().id;
         let has_come = has_come(context, id);
-        let mut spare = spare_contents(image, &set, open);
+        let mut spare = spare_contents(image, &set, open, has_come)?;
         if has_come {
             for (path, there) in std::mem::take(&mut spare) {
                 let file = set.files.get_mut(&path).map(|file| &mut file.kind);

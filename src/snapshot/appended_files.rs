@@ -1,106 +1,67 @@
-//! Contents of files that the job only appends to, for a restore after the job has removed or shortened them.
+//! Contents of files that the job only appends to, for a restore after the job has removed, shortened or changed them.
 //!
-//! What such a file holds at the freeze stays there while the job appends. So it is copied while the job computes, without
-//! what the newest image has of it. If the job shortens the file meanwhile, the copy differs from the sample of the
-//! freeze, and a restore does not use it.
+//! What such a file holds at the freeze stays there while the job appends, so it is copied while the job computes. If the
+//! job shortens the file meanwhile, the copy differs from the sample of the freeze, and a restore does not use it. Without a
+//! copy, a restore needs the file itself.
 
-use std::cell::LazyCell;
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
-use std::ops::Range;
-use std::path::Path;
+use std::io::{self, Read};
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
 
+use super::disk_space;
 use super::error::SnapshotError;
-use crate::files::{Earlier, KeptFile, KeptFiles};
+use crate::files::{Kept, KeptFile, KeptFiles};
 use crate::job::AppendedFile;
-use crate::run::image_facts::{ImageFacts, rest_stream};
+use crate::run::image_facts::rest_stream;
 use crate::run::run_context::RunContext;
-use crate::store::{EarlierStreams, ImageId, ImageWriter, StreamWriter};
+use crate::store::ImageWriter;
 
-/// Size of files from which the newest image is looked at for their beginning.
-const LONG_BYTES: u64 = 4 << 20;
-
-/// Copies the files of the set, as far as the limits on contents allow.
+/// Copies files of the set, as far as the limits on contents and the disk allow, and counts them in `kept`. `earlier` is
+/// the set of the newest image: what it has of a file takes no room.
 pub(super) fn keep(
     context: &RunContext,
     writer: &ImageWriter,
-    set: &KeptFiles,
-    appended: Vec<AppendedFile>,
-    earlier: Option<&Earlier>,
+    (set, earlier): (&KeptFiles, Option<&KeptFiles>),
+    appended: &[AppendedFile],
+    kept: &mut Kept,
 ) -> Result<(), SnapshotError> {
     let limits = &context.config.files;
-    let kept = set.files.values().filter_map(KeptFile::kept);
-    let mut room = limits.keep_total;
-    room = kept.fold(room, |room, (_, bytes)| room.saturating_sub(bytes));
-    let newest = LazyCell::new(|| Newest::of(context, earlier?));
-    for AppendedFile { path, opened } in appended {
-        let Some((number, file)) = set.numbered(&path).filter(|(_, file)| file.is_appended())
+    let mut room = limits.keep_total.saturating_sub(kept.bytes);
+    let opened = |path: &PathBuf| appended.iter().find(|it| it.path == *path);
+    let files = set.files.iter().zip(0..);
+    for ((path, file), number) in files.filter(|((_, file), _)| file.is_appended()) {
+        let Some(AppendedFile { opened, .. }) = opened(path).filter(|it| file.is(&it.opened))
         else {
             continue;
         };
         let size = file.size();
-        if size > limits.keep_content.min(room) || !file.is(&opened) {
+        let before = earlier.and_then(|earlier| earlier.files.get(path));
+        let before = before.filter(|before| before.is_same_file(file));
+        let new = size.saturating_sub(before.map_or(0, KeptFile::size));
+        if size > limits.keep_content.min(room) || !disk_space::has_room(context, new) {
             continue;
         }
         room -= size;
+        kept.files += 1;
+        kept.bytes = kept.bytes.saturating_add(size);
         let mut stream = writer.stream(&rest_stream(number))?;
-        let read = |stream: &mut StreamWriter, range| copy(&opened, stream, range);
-        let newest = (size >= LONG_BYTES).then(|| newest.as_ref()).flatten();
-        let beginning = newest.and_then(|newest| newest.beginning_of(&path, file, &opened));
-        if let Some((streams, name, len)) = beginning {
-            // The last chunk is a part of one that is now longer.
-            stream.append_changes((streams, &name), size, |range| range.end < len, read)?;
-        } else {
-            read(&mut stream, 0..size)?;
-        }
+        stream.copy_from(&mut Readable { opened, at: 0 }.take(size))?;
         stream.finish()?;
     }
     Ok(())
 }
 
-fn copy(
-    opened: &File,
-    stream: &mut StreamWriter,
-    Range { start, end }: Range<u64>,
-) -> Result<(), SnapshotError> {
-    let mut source = opened;
-    let from = source.seek(SeekFrom::Start(start));
-    from.map_err(SnapshotError::Prepare)?;
-    stream.copy_from(&mut source.take(end - start))?;
-    Ok(())
+/// A file from its beginning to the first place that cannot be read.
+struct Readable<'a> {
+    opened: &'a File,
+    at: u64,
 }
 
-/// The newest image.
-struct Newest<'a> {
-    set: &'a KeptFiles,
-    facts: ImageFacts,
-    streams: EarlierStreams,
-}
-
-impl<'a> Newest<'a> {
-    fn of(context: &RunContext, earlier: &'a Earlier) -> Option<Self> {
-        let id = ImageId::new(earlier.id)?;
-        let manifest = context.store.manifest(id).ok()?;
-        Some(Self {
-            set: &earlier.set,
-            facts: serde_json::from_slice(&manifest.meta).ok()?,
-            streams: context.store.earlier_streams(id).ok()?,
-        })
-    }
-
-    /// Returns the stream with the beginning of a file, and its length.
-    fn beginning_of(
-        &self,
-        path: &Path,
-        file: &KeptFile,
-        opened: &File,
-    ) -> Option<(&EarlierStreams, String, u64)> {
-        let (number, before) = self.set.numbered(path)?;
-        let known = self.facts.files.iter().find(|known| known.path == path)?;
-        let is_same = before.is_appended()
-            && before.is_same_file(file)
-            && before.size() == known.size
-            && known.has_same_bytes(opened);
-        is_same.then(|| (&self.streams, rest_stream(number), known.size))
+impl Read for Readable<'_> {
+    fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
+        let read = self.opened.read_at(room, self.at).unwrap_or(0);
+        self.at += read as u64;
+        Ok(read)
     }
 }

@@ -164,6 +164,12 @@ fn expected_bytes(images: &[ImageEntry], run: u64, memory: u64) -> u64 {
     }
 }
 
+/// Returns true if the store's disk has room for so many bytes, and the least free space besides.
+pub(super) fn has_room(context: &RunContext, bytes: u64) -> bool {
+    let needed = bytes.saturating_add(context.config.snapshot.min_free);
+    free_bytes(context).is_none_or(|free| free >= needed)
+}
+
 /// Returns the free space; `None` if it is unknown, which is no reason to refuse a snapshot.
 fn free_bytes(context: &RunContext) -> Option<u64> {
     match machine::free_disk(context.store.path()) {

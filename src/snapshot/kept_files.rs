@@ -323,18 +323,19 @@ impl FileCopies {
             self.contents.take_over(context, id, writer, &mut set)?;
         }
         self.contents.stream.finish()?;
-        appended_files::keep(context, writer, &set, self.appended, earlier.as_deref())?;
         let mut list = Vec::new();
         set.write(&mut list).map_err(SnapshotError::Prepare)?;
         let mut stream = writer.stream(KEPT_LIST)?;
         stream.write_all(&list)?;
         stream.finish()?;
-        let kept = Kept {
+        let mut kept = Kept {
             freeze_seconds: self.freeze_seconds,
             gap: self.changes.gap,
             unread: self.unread,
             ..set.summary()
         };
+        let sets = (&set, earlier.as_deref().map(|it| &*it.set));
+        appended_files::keep(context, writer, sets, &self.appended, &mut kept)?;
         Ok((Arc::new(set), kept))
     }
 }

@@ -3,7 +3,7 @@
 use std::fs;
 
 use super::super::file_set::{Content, Writer};
-use super::super::lost::OnLost;
+use super::super::lost::{OnLost, Why};
 use super::super::record_line::{JobChange, Line, append};
 use super::scene::Scene;
 
@@ -61,17 +61,39 @@ fn what_the_job_took_from_its_log_is_put_back() {
 }
 
 #[test]
-fn a_rotated_log_is_renamed_back_with_what_it_has() {
-    let scene = begun();
-    fs::rename(scene.path("open"), scene.path("open.1")).unwrap();
-    fs::write(scene.path("open"), "a new one").unwrap();
-    scene.changed(&[("open", JobChange::Changed), ("open.1", JobChange::Created)]);
-    let plan = scene.plan(OnLost::Refuse).unwrap();
-    assert!(!plan.puts_back(&scene.path("open")));
-    assert_eq!(plan.present_path(&scene.path("open")), scene.path("open.1"));
-    scene.execute(&plan, &|| Ok(())).unwrap();
-    let log = fs::read_to_string(scene.path("open")).unwrap();
-    assert_eq!(log, "line 1\nline 2\n");
+fn a_rotated_log_is_put_back_or_renamed_back() {
+    let rotated = || {
+        let scene = begun();
+        fs::rename(scene.path("open"), scene.path("open.1")).unwrap();
+        fs::write(scene.path("open"), "a new one").unwrap();
+        scene.changed(&[
+            ("open", JobChange::Gone),
+            ("open", JobChange::Created),
+            ("open.1", JobChange::MovedTo),
+        ]);
+        scene
+    };
+    let mut scene = rotated();
+    for has_content in [true, false] {
+        let plan = scene.plan(OnLost::Refuse).unwrap();
+        assert_eq!(plan.puts_back(&scene.path("open")), has_content);
+        let present = scene.path(if has_content { "open" } else { "open.1" });
+        assert_eq!(plan.present_path(&scene.path("open")), present);
+        scene.execute(&plan, &|| Ok(())).unwrap();
+        let log = fs::read_to_string(scene.path("open")).unwrap();
+        assert_eq!(log, "line 1\nline 2\n");
+        assert!(!scene.path("open.1").exists());
+        scene = rotated();
+        scene.spare.clear();
+    }
+    // Another program has appended to it before.
+    let path = scene.path("open");
+    let other = Line::Other {
+        path,
+        created: false,
+    };
+    append(&scene.record(), &[other]).unwrap();
+    assert_eq!(scene.lost()[0].why, Why::OthersToo);
 }
 
 #[test]
@@ -83,4 +105,35 @@ fn what_others_have_done_to_a_log_is_not_undone() {
     // The list of open files refuses it.
     let plan = scene.plan(OnLost::Refuse).unwrap();
     assert!(!plan.puts_back(&scene.path("open")));
+}
+
+#[test]
+fn another_file_in_place_of_an_open_one_is_refused() {
+    for (is_appended, is_stopped) in [(true, false), (false, false), (true, true), (false, true)] {
+        let mut scene = begun();
+        if !is_appended {
+            let path = scene.path("open");
+            let content = scene.spare.remove(&path).unwrap();
+            scene.content_of("open", content);
+        }
+        fs::write(scene.path("older"), "from before").unwrap();
+        scene.changed(&[]);
+        if is_stopped {
+            let reason = "nobody watches".to_owned();
+            let stopped = Line::Stopped {
+                id: super::scene::IMAGE,
+            };
+            append(&scene.record(), &[Line::Gap { reason }, stopped]).unwrap();
+        }
+        fs::rename(scene.path("older"), scene.path("open")).unwrap();
+        let case = format!("{is_appended} {is_stopped}");
+        if is_appended {
+            // The list of open files refuses it.
+            let plan = scene.plan(OnLost::Refuse).unwrap();
+            assert!(!plan.puts_back(&scene.path("open")), "{case}");
+        } else {
+            let why = scene.lost()[0].why;
+            assert!(matches!(why, Why::Replaced | Why::Unknown), "{case}");
+        }
+    }
 }

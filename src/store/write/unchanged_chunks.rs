@@ -32,8 +32,7 @@ impl Store {
 }
 
 impl EarlierStreams {
-    /// Returns the chunks of a stream of at most this length, in order, each with its range; `None` if there is no such
-    /// stream.
+    /// Returns the chunks of a stream of this length, in order, each with its range; `None` if there is no such stream.
     fn chunks(&self, name: &str, len: u64) -> Option<impl Iterator<Item = (Range<u64>, &Chunk)>> {
         let stream = &self.manifest.streams[*self.by_name.get(name)?];
         let mut end = 0;
@@ -43,7 +42,7 @@ impl EarlierStreams {
             end += u64::from(chunk.raw_len);
             (start..end, chunk)
         });
-        (stream.raw_len <= len).then_some(chunks)
+        (stream.raw_len == len).then_some(chunks)
     }
 }
 

@@ -1,4 +1,4 @@
-//! Files that the job has open, only appends to, and takes away after the snapshot, as a log that it rotates.
+//! Files that the job has open, only appends to, and takes away or changes after the snapshot, as a log that it rotates.
 
 use std::fs;
 
@@ -7,13 +7,17 @@ use crate::harness::{ON_REQUEST, Place, apply, as_root_and_user, wait_until};
 /// At each order, makes its logs longer, or takes them away in every way. At the end, each gets another line.
 const JOB: &str = r#"
 import os, time
-logs = {name: open(name, "ab", 0) for name in ("removed", "empty", "shortened", "emptied", "replaced", "rotated", "long")}
+logs = {name: open(name, "ab", 0) for name in ("removed", "empty", "shortened", "emptied", "replaced", "rotated", "changed", "long")}
 for name, log in logs.items():
     if name != "empty": log.write(name.encode())
+logs["changed"].write(os.urandom(400000))
 logs["long"].write(os.urandom(5 << 20))
+def change():
+    with open("changed", "r+b") as file: file.seek(200000); file.write(os.urandom(1000))
 def grow():
     for name, log in logs.items():
         if name != "empty": log.write(os.urandom(70000))
+    change()
 def take_away():
     for name in "removed", "empty", "long": os.remove(name)
     os.truncate("shortened", 3)
@@ -23,6 +27,7 @@ def take_away():
     os.rename("rotated", "rotated.1")
     with open("rotated", "wb") as file: file.write(b"new")
     os.remove("rotated.1")
+    change()
 print("made", flush=True)
 while not os.path.exists("end"):
     for order in grow, take_away:
@@ -34,13 +39,14 @@ while not os.path.exists("end"):
 for log in logs.values(): log.write(b"the end")
 "#;
 
-const NAMES: [&str; 7] = [
+const NAMES: [&str; 8] = [
     "removed",
     "empty",
     "shortened",
     "emptied",
     "replaced",
     "rotated",
+    "changed",
     "long",
 ];
 
@@ -59,7 +65,6 @@ fn logs_that_the_job_takes_away_come_back() {
     };
     place.snapshot();
     let mut logs = Vec::new();
-    // The second image takes the beginning of the long log from the first one, the third from a restored one.
     for restores in 1..=2 {
         order("grow");
         fs::remove_file(place.file("grow")).unwrap();
