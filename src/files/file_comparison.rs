@@ -145,11 +145,13 @@ impl Comparison<'_> {
     }
 
     /// Returns true if another program has changed the file since, also after the job's end.
-    pub fn is_by_others(&self, path: &Path, now: Option<&KeptFile>) -> bool {
+    pub fn is_by_others(&self, path: &Path, then: &KeptFile, now: Option<&KeptFile>) -> bool {
         let end = self.place.ended_ns.filter(|_| !self.is_unwatched(path));
-        // A program can set any time of modification.
-        let is_after =
-            |now: &KeptFile, end| now.modified_ns.min(now.changed_ns) > end || now.born_ns > end;
+        // A program can set any time of modification. A rename of another file shows in its time of change.
+        let is_after = |now: &KeptFile, end| {
+            let is_moved = now.changed_ns > end && !then.is_same_file(now);
+            now.modified_ns.min(now.changed_ns) > end || now.born_ns > end || is_moved
+        };
         let is_after_end = || end.zip(now).is_some_and(|(end, now)| is_after(now, end));
         self.since.by_others(path) || !self.since.is_rolled_back(path) && is_after_end()
     }
@@ -159,7 +161,7 @@ impl Comparison<'_> {
         !self.place.is_elsewhere
             && then.is_same_file(now)
             && now.size() > then.size()
-            && (self.is_by_others(path, Some(now)) || self.since.is_stopped())
+            && (self.is_by_others(path, then, Some(now)) || self.since.is_stopped())
     }
 
     /// Returns true if the job may have written to a log since.

@@ -169,7 +169,7 @@ impl Rollback {
         if then.is_appended() {
             if let Some(content) = comparison.place.spare.get(path)
                 && comparison.is_by_job(path, then, now.as_ref())
-                && !comparison.is_by_others(path, now.as_ref())
+                && !comparison.is_by_others(path, then, now.as_ref())
             {
                 return self.compare(path, &then.with_content(content.clone()), comparison);
             }
@@ -232,7 +232,7 @@ impl Rollback {
             return;
         }
         let has_content = then.kind != Kind::Folder && !then.is_special();
-        if has_content && !is_there && comparison.is_by_others(path, now.as_ref()) {
+        if has_content && !is_there && comparison.is_by_others(path, then, now.as_ref()) {
             self.lose(path, Why::OthersToo);
         } else if now.is_some_and(|now| now.owner.0 != then.owner.0) {
             self.lose(path, Why::Owner);
@@ -311,7 +311,7 @@ impl Rollback {
             if !is_whole || is_spare || self.moves.iter().any(|(_, taken)| taken == *to) {
                 continue;
             }
-            let others = |path: &Path| comparison.is_by_others(path, Some(&now));
+            let others = |path: &Path| comparison.is_by_others(path, then, Some(&now));
             if then.is_appended() && (others(&from) || others(to)) {
                 self.lose(to, Why::OthersToo);
                 continue;

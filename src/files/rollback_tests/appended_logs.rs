@@ -137,3 +137,19 @@ fn another_file_in_place_of_an_open_one_is_refused() {
         }
     }
 }
+
+#[test]
+fn an_older_file_moved_in_after_the_end_is_by_others() {
+    let mut scene = Scene::new(&[("open", "then"), ("older", "from before")]);
+    scene.snapshot();
+    let open = scene.path("open");
+    scene.set.files.get_mut(&open).unwrap().writer = Writer::Open;
+    // The end of the job closes the file.
+    scene.changed(&[("open", JobChange::Changed)]);
+    scene.ended_ns = Some(scene.set.frozen_ns);
+    scene.pass_a_tick();
+    fs::rename(scene.path("older"), &open).unwrap();
+    let lost = scene.lost();
+    let lost = lost.iter().find(|lost| lost.path == open);
+    assert_eq!(lost.map(|lost| lost.why), Some(Why::OthersToo));
+}
