@@ -39,5 +39,6 @@ pub use job_files::{Changes, Choice, JobFiles, Kept};
 pub use lost::{Lost, OnLost, RollbackError};
 pub use put_back::{Done, Sources};
 pub use record::changed_by_job;
+pub use record_line::obituary;
 pub use rollback::Rollback;
-pub use watcher::{LOG_DESCRIPTOR, WATCHER_ARGUMENT, main as watcher_main, obituary};
+pub use watcher::{LOG_DESCRIPTOR, WATCHER_ARGUMENT, main as watcher_main};

@@ -1,8 +1,10 @@
 //! The lines of the record of the job's files.
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
@@ -107,6 +109,27 @@ impl JobChange {
             (Change::Gone, true) => Self::FolderGone,
         }
     }
+}
+
+/// Returns the line that pid 1 writes to the record if the watcher is killed and the job is not.
+#[must_use]
+pub fn obituary() -> Vec<u8> {
+    let reason = "the process that watches the job's files was killed".to_owned();
+    let lines = [Line::Gap { reason }, Line::End];
+    let texts = lines.map(|line| serde_json::to_vec(&line).unwrap_or_default());
+    [&b"\n"[..], &texts[0], b"\n", &texts[1], b"\n"].concat()
+}
+
+/// Returns the folders of which the names are in an open record.
+pub(super) fn listed_folders(record: &File) -> io::Result<BTreeSet<PathBuf>> {
+    let record = File::open(format!("/proc/self/fd/{}", record.as_raw_fd()))?;
+    let mut folders = BTreeSet::new();
+    for line in BufReader::new(record).split(b'\n') {
+        if let Ok(Line::Names { folder, .. }) = serde_json::from_slice(&line?) {
+            folders.insert(folder);
+        }
+    }
+    Ok(folders)
 }
 
 /// Appends lines to a record.

@@ -28,7 +28,7 @@ use super::folder_scan::everything_in;
 use super::marker::{DONE, REQUEST_BYTES, Request};
 use super::marks::watch_all;
 use super::passing::Passing;
-use super::record_line::{JobChange, Line};
+use super::record_line::{JobChange, Line, listed_folders};
 use crate::clock;
 
 /// First argument that makes the binary a watcher. The folders of ckpt-run follow, which contain no files of the job.
@@ -41,8 +41,6 @@ const INIT: i32 = 1;
 const ALIVE_EVERY: Duration = Duration::from_secs(1);
 /// The same if there are always new changes to read.
 const ALIVE_AT_LEAST_EVERY: Duration = Duration::from_secs(5);
-/// Reason for a gap in the record if only the watcher was killed.
-const KILLED: &str = "the process that watches the job's files was killed";
 /// Limit on the reads for a mark, so that it is answered on a busy machine.
 const DRAIN_READS_MAX: usize = 10_000;
 /// Limit on the listed entries of the working folder before the job starts.
@@ -81,15 +79,6 @@ pub fn main(ours: Vec<PathBuf>) -> ExitCode {
     }
     let _ = log.file.sync_data();
     ExitCode::SUCCESS
-}
-
-/// Returns the line that pid 1 writes to the record if the watcher is killed and the job is not.
-#[must_use]
-pub fn obituary() -> Vec<u8> {
-    let reason = KILLED.to_owned();
-    let lines = [Line::Gap { reason }, Line::End];
-    let texts = lines.map(|line| serde_json::to_vec(&line).unwrap_or_default());
-    [&b"\n"[..], &texts[0], b"\n", &texts[1], b"\n"].concat()
 }
 
 struct Log {
@@ -169,14 +158,17 @@ impl Watcher {
             marked_ns: clock::unix_ns(),
         };
         watcher.list_folders(log);
+        for folder in listed_folders(&log.file)? {
+            watcher.list_new(&folder, log);
+        }
         log.flush()?;
         // After a power failure, the record must show that the job was running.
         log.file.sync_data()?;
         Ok(watcher)
     }
 
-    /// Lists the names in the working folder and below. A listing at the job's first change would be too late: the job
-    /// may create and rename files faster.
+    /// Lists the names in the working folder and below. A listing at the job's first change would be too late, as the job may
+    /// create and rename files faster.
     fn list_folders(&mut self, log: &mut Log) {
         let mut left = LISTED_MAX;
         let mut folders: VecDeque<PathBuf> = std::env::current_dir().into_iter().collect();
@@ -194,6 +186,13 @@ impl Watcher {
                 names.push(entry.file_name());
             }
             self.list(folder, names, log);
+        }
+    }
+
+    /// Records the names in a folder of which they are not recorded yet.
+    fn list_new(&mut self, folder: &Path, log: &mut Log) {
+        if !self.folders.contains(folder) {
+            self.list(folder.to_owned(), names_in(folder), log);
         }
     }
 
@@ -352,9 +351,7 @@ impl Watcher {
         if !self.is_change(event.change, event.file.as_ref(), Some(&path), log) {
             return;
         }
-        if !self.folders.contains(&event.folder) {
-            self.list(event.folder.clone(), names_in(&event.folder), log);
-        }
+        self.list_new(&event.folder, log);
         let change = JobChange::of(event.change, event.is_folder);
         if event.is_folder && matches!(event.change, Change::Gone | Change::MovedTo) {
             self.settle(Passing::all, log);

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::harness::{ON_REQUEST, Place, apply, as_root_and_user, wait_until};
+use crate::harness::{ON_REQUEST, Place, Run, apply, as_root, as_root_and_user, wait_until};
 
 /// At each order, makes its logs longer, or takes them away in every way. At the end, each gets another line.
 const JOB: &str = r#"
@@ -57,24 +57,14 @@ fn logs_that_the_job_takes_away_come_back() {
         run.env("CKPT_RUN_RESTART_BACKOFF", "0s");
     });
     place.wait_for("out", "made");
-    let order = |name: &str| {
-        let seen = || place.text("out").matches(name).count();
-        let before = seen();
-        fs::write(place.file(name), "").unwrap();
-        wait_until("the order", || seen() > before);
-    };
     place.snapshot();
     let mut logs = Vec::new();
-    for restores in 1..=2 {
-        order("grow");
-        fs::remove_file(place.file("grow")).unwrap();
+    for _ in 0..2 {
+        order(&place, "grow");
         place.snapshot();
         logs = NAMES.map(|name| fs::read(place.file(name)).unwrap()).into();
-        order("take_away");
-        fs::remove_file(place.file("take_away")).unwrap();
-        run.crash();
-        let restored = || place.text("err").matches("restored image=").count();
-        wait_until("the restore", || restored() == restores);
+        order(&place, "take_away");
+        crash(&place, &run);
         for (name, log) in NAMES.iter().zip(&logs) {
             let now = fs::read(place.file(name)).unwrap();
             assert!(now == *log, "{name}: {}", place.text("err"));
@@ -87,4 +77,58 @@ fn logs_that_the_job_takes_away_come_back() {
         log.extend(b"the end");
         assert!(fs::read(place.file(name)).unwrap() == *log, "{name}");
     }
+}
+
+/// Takes away and rotates its log, which is not in its working folder.
+const ELSEWHERE: &str = r#"
+import os, time
+log = open("FOLDER/log", "ab", 0); log.write(b"first")
+def take_away(): os.remove("FOLDER/log")
+def rotate():
+    os.rename("FOLDER/log", "FOLDER/log.1"); log.write(b"more"); open("FOLDER/log", "wb").close()
+print("made", flush=True)
+while not os.path.exists("end"):
+    for order in take_away, rotate:
+        if os.path.exists(order.__name__):
+            order()
+            print(order.__name__, flush=True)
+            while os.path.exists(order.__name__): time.sleep(0.005)
+    time.sleep(0.005)
+"#;
+
+#[apply(as_root)]
+fn a_log_elsewhere_is_rotated_after_a_restore() {
+    let (place, folder) = (Place::new(), tempfile::tempdir_in("/var/tmp").unwrap());
+    let script = ELSEWHERE.replace("FOLDER", folder.path().to_str().unwrap());
+    let mut run = place.start_python_with(&ON_REQUEST, &script, |run| {
+        run.env("CKPT_RUN_RESTART_BACKOFF", "0s");
+    });
+    place.wait_for("out", "made");
+    place.snapshot();
+    for name in ["take_away", "rotate"] {
+        order(&place, name);
+        crash(&place, &run);
+        let log = fs::read_to_string(folder.path().join("log")).unwrap();
+        assert_eq!(log, "first", "{name}");
+        assert!(!folder.path().join("log.1").exists());
+    }
+    fs::write(place.file("end"), "").unwrap();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+}
+
+/// Gives an order to the job, and waits until it is carried out.
+fn order(place: &Place, name: &str) {
+    let seen = || place.text("out").matches(name).count();
+    let before = seen();
+    fs::write(place.file(name), "").unwrap();
+    wait_until("the order", || seen() > before);
+    fs::remove_file(place.file(name)).unwrap();
+}
+
+/// Kills the job, and waits until it is restored.
+fn crash(place: &Place, run: &Run) {
+    let restored = || place.text("err").matches("restored image=").count();
+    let before = restored();
+    run.crash();
+    wait_until("the restore", || restored() > before);
 }
