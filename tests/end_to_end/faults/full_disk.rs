@@ -255,3 +255,31 @@ fn dump_logs(place: &Place) -> usize {
     let dumps = names.filter(|name| name.to_string_lossy().starts_with("dump-"));
     dumps.count()
 }
+
+/// Appends to a log that is larger than the disk.
+const LARGE_LOG: &str = r#"
+import os, time
+log = open("log", "ab", buffering=0)
+for _ in range(DISK_MIB): log.write(os.urandom(1 << 20))
+print("ready", flush=True)
+while not os.path.exists("stop"): time.sleep(0.01)
+"#;
+
+#[apply(as_root)]
+fn a_log_for_which_there_is_no_room_is_left_out() {
+    let place = Place::new();
+    let _disk = Disk::new(place.file(".ckpt-run"));
+    let script = LARGE_LOG.replace("DISK_MIB", &(DISK_BYTES >> 20).to_string());
+    let mut run = start_with(&place, &script, |command| {
+        command.env("CKPT_RUN_SNAPSHOT_MIN_FREE", "100MiB");
+    });
+    wait_until_or(
+        || format!("the log; {}", place.text("err")),
+        || place.text("out").contains("ready"),
+    );
+    place.snapshot();
+    run.crash();
+    fs::write(place.file("stop"), "").expect("written");
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    assert_eq!(said(&place, "restored image="), 1);
+}
