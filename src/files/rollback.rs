@@ -493,5 +493,6 @@ fn is_device(found: &Metadata) -> bool {
 
 fn is_same_folder(then: &KeptFile, now: &KeptFile) -> bool {
     let about = |file: &KeptFile| (file.kind == Kind::Folder, file.mode, file.owner);
-    then.kind == Kind::Folder && about(then) == about(now)
+    let is_same = about(then) == about(now) && then.attributes == now.attributes;
+    then.kind == Kind::Folder && is_same
 }

@@ -5,6 +5,7 @@
 //! syscall(prlimit64)   limits of another user's process, without CAP_SYS_RESOURCE → /proc/PID/limits
 //! linkat, unlinkat     the folder of the name is opened without following links, and then used
 //! ptrace, fork         `late_signals`
+//! recvmsg              `messages`
 //! ```
 //! CRIU creates hard links (`link_remap.N`) for open files whose names were removed, in their former folders. The job's
 //! user may replace such a folder by a link at the same time.

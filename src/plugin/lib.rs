@@ -35,6 +35,7 @@ mod kernel;
 mod late_signals;
 mod listing;
 mod mapping;
+mod messages;
 mod omitted_records;
 mod omitted_state;
 mod pages;

@@ -19,8 +19,9 @@ const NAME_BYTES_MAX: usize = FOLDER_BYTES_MAX + 32;
 const LINK_BYTES_MAX: usize = 32;
 /// Hexadecimal digits of a number.
 const DIGITS: usize = 16;
-/// Places with device files and the kernel's own.
+/// Places with device files and the kernel's own, and those of files within them.
 const NOT_FILES: [&[u8]; 3] = [b"/dev/", b"/proc/", b"/sys/"];
+const BUT_FILES: [&[u8]; 2] = [b"/dev/shm/", b"/dev/hugepages/"];
 
 /// Kind of a change; the first byte of a report.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -122,10 +123,8 @@ pub unsafe fn report(act: Act, kind: Kind, base: c_int, path: *const c_char) -> 
     let Some(bytes) = text.bytes() else {
         return false;
     };
-    if NOT_FILES
-        .iter()
-        .any(|place| bytes[start..].starts_with(place))
-    {
+    let is_in = |places: &[&[u8]]| places.iter().any(|place| bytes[start..].starts_with(place));
+    if is_in(&NOT_FILES) && !is_in(&BUT_FILES) {
         return false;
     }
     let mut name = Text::<NAME_BYTES_MAX>::new();

@@ -5,6 +5,7 @@
 
 mod covered;
 mod descriptor_numbers;
+mod ends;
 mod first_threads;
 mod hugetlb;
 mod leases;
@@ -12,8 +13,10 @@ mod mount_tree;
 mod namespaces;
 mod obstacle;
 mod proc_files;
+mod removed;
 mod search;
 mod sessions;
+mod shared_maps;
 mod strays;
 mod terminals;
 mod unmounted;

@@ -40,6 +40,7 @@ impl Obstacle {
             | Finding::Events(_)
             | Finding::ProcFile { .. }
             | Finding::Terminal(_)
+            | Finding::Zombie(_)
             | Finding::Unmounted(_) => true,
             Finding::Stray
             | Finding::Session { .. }
@@ -48,6 +49,11 @@ impl Obstacle {
             | Finding::Covered(_)
             | Finding::HugePages { .. }
             | Finding::NoVdso
+            | Finding::ExitSignal(_)
+            | Finding::Removed { .. }
+            | Finding::SealedMapping
+            | Finding::SplitSegment
+            | Finding::WatchedOnce(_)
             | Finding::DescriptorNumber { .. }
             | Finding::Socket { .. }
             | Finding::Tun(_)
@@ -126,6 +132,46 @@ pub enum Finding {
          Valgrind"
     )]
     NoVdso,
+    /// The process has ended in this way, which a restored one cannot.
+    #[error(
+        "has ended with {0}, and its parent has not waited for it yet, which CRIU cannot restore; let the parent wait for it"
+    )]
+    Zombie(String),
+    /// The end of the process causes another signal than SIGCHLD.
+    #[error(
+        "tells its parent of its end by signal {0} instead of SIGCHLD (clone), which CRIU cannot restore; start it by \
+         fork, or let it execute a program"
+    )]
+    ExitSignal(i32),
+    /// A removed file or folder cannot be made again for a restore.
+    #[error(
+        "has {} open, which was removed, and {} is in its place now, so that CRIU cannot restore it; let the process close \
+         or leave it, or rename the other one",
+        path.display(), other.display()
+    )]
+    Removed {
+        /// Its former path.
+        path: PathBuf,
+        /// The path itself, or one of a folder above it.
+        other: PathBuf,
+    },
+    /// A sealed memfd is mapped for reading.
+    #[error(
+        "has mapped a sealed memfd (F_SEAL_WRITE), which CRIU cannot restore; let it map the memory privately, or by a \
+         descriptor for reading only"
+    )]
+    SealedMapping,
+    /// A System V segment has two mappings side by side.
+    #[error(
+        "has a System V segment in two mappings side by side, which CRIU cannot save without root; run ckpt-run as root"
+    )]
+    SplitSegment,
+    /// A file is watched for one event only.
+    #[error(
+        "watches a file for a single event (inotify with IN_ONESHOT, descriptor {0}), which CRIU restores for all events; \
+         let it watch without that flag, or close the descriptor"
+    )]
+    WatchedOnce(i32),
     /// The process has a descriptor whose number is close to CRIU's limit.
     #[error(
         "has a descriptor with the number {number}, and a restore needs descriptors above it, which the limit of {limit} \

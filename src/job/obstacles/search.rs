@@ -8,8 +8,8 @@
 
 use super::obstacle::Obstacle;
 use super::{
-    covered, descriptor_numbers, first_threads, hugetlb, leases, namespaces, proc_files, sessions,
-    strays, terminals, vdso, watches,
+    covered, descriptor_numbers, ends, first_threads, hugetlb, leases, namespaces, proc_files,
+    removed, sessions, shared_maps, strays, terminals, vdso, watches,
 };
 use crate::job::descriptors::Descriptors;
 use crate::job::sockets;
@@ -43,13 +43,16 @@ pub fn find_obstacle(
         .or_else(|| namespaces::find(processes))
         .or_else(|| proc_files::find(processes, open))
         .or_else(|| watches::find(open))
-        .or_else(|| terminals::find(open));
+        .or_else(|| terminals::find(open))
+        .or_else(|| ends::find(processes))
+        .or_else(|| removed::find(open));
     Ok(match when {
         When::Ahead => found
             .or_else(|| first_threads::find(processes))
             .or_else(|| covered::find(processes, open))
             .or_else(|| hugetlb::find(processes))
             .or_else(|| vdso::find(processes))
+            .or_else(|| shared_maps::find(open))
             .or_else(|| descriptor_numbers::find(open))
             .or_else(|| sockets::find_unknown_kind(open)),
         When::Frozen => found,

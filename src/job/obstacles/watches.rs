@@ -52,12 +52,24 @@ fn lost(pid: i32, descriptor: &Descriptor) -> Option<Finding> {
     if Borrower::new(pid).and_then(|it| it.unread(number)) > Some(0) {
         return Some(Finding::Events(number));
     }
+    let mut lines = descriptor.info().lines();
+    if lines.any(is_for_one_event) {
+        return Some(Finding::WatchedOnce(number));
+    }
     let link = descriptor
         .info()
         .lines()
         .filter_map(Watched::parse)
         .find_map(|watched| watched.link(pid));
     link.map(Finding::WatchedLink)
+}
+
+/// Returns true for a watch of `/proc/PID/fdinfo/FD` that ends with its first event.
+fn is_for_one_event(line: &str) -> bool {
+    let mut words = line.split_whitespace();
+    let mask = words.find_map(|word| word.strip_prefix("mask:"));
+    let mask = mask.and_then(|mask| u32::from_str_radix(mask, 16).ok());
+    line.starts_with("inotify ") && mask.is_some_and(|mask| mask & libc::IN_ONESHOT != 0)
 }
 
 /// The file of an inotify watch.
@@ -157,6 +169,10 @@ mod tests {
         };
         let file = watch("file", WatchFlags::ATTRIB);
         assert_eq!(lost(file.as_raw_fd()), None);
+        let once = watch("file", WatchFlags::ATTRIB | WatchFlags::ONESHOT);
+        let found = lost(once.as_raw_fd());
+        assert_eq!(found, Some(Finding::WatchedOnce(once.as_raw_fd())));
+        drop(once);
         let through = watch("link", WatchFlags::ATTRIB);
         assert_eq!(lost(through.as_raw_fd()), None, "it watches the file");
         let link = watch("link", WatchFlags::ATTRIB | WatchFlags::DONT_FOLLOW);

@@ -283,3 +283,72 @@ fn a_descriptor_close_to_the_limit_is_named() {
         &["the number 280", "limit of 300", "ulimit -Hn"],
     );
 }
+
+#[apply(as_root_and_user)]
+fn an_end_that_is_restored_differently_is_named() {
+    let ended = r#"
+child = subprocess.Popen(["sh", "-c", "exit 200"])
+os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+hold(child.wait)
+"#;
+    refused_until_it_lets_go(ended, &["(sh) has ended with exit code 200", "wait for it"]);
+    // clone without a stack is a fork.
+    let signals = r#"
+import ctypes, signal
+SYS_clone = 56
+child = ctypes.CDLL(None).syscall(SYS_clone, signal.SIGUSR1, 0, 0, 0, 0)
+if child == 0: signal.pause()
+signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+__WALL = 0x40000000
+hold(lambda: (os.kill(child, 9), os.waitpid(child, __WALL)))
+"#;
+    refused_until_it_lets_go(signals, &["by signal 10 instead of SIGCHLD"]);
+}
+
+#[apply(as_root_and_user)]
+fn a_removed_folder_with_another_in_its_place_is_named() {
+    let script = r#"
+os.mkdir("folder"); folder = os.open("folder", os.O_RDONLY)
+os.rmdir("folder"); os.mkdir("folder")
+hold(lambda: os.close(folder))
+"#;
+    refused_until_it_lets_go(script, &["/folder open, which was removed", "in its place"]);
+}
+
+#[apply(as_root_and_user)]
+fn a_sealed_memfd_that_is_mapped_is_named() {
+    let script = r#"
+import fcntl, mmap
+memory = os.memfd_create("sealed", os.MFD_ALLOW_SEALING); os.write(memory, b"text")
+F_ADD_SEALS, F_SEAL_WRITE = 1033, 8
+fcntl.fcntl(memory, F_ADD_SEALS, F_SEAL_WRITE)
+mapped = mmap.mmap(memory, 4, prot=mmap.PROT_READ)
+hold(mapped.close)
+"#;
+    refused_until_it_lets_go(script, &["sealed memfd (F_SEAL_WRITE)", "privately"]);
+}
+
+#[apply(as_root)]
+fn a_watch_for_one_event_is_named() {
+    let script = r#"
+import ctypes
+c = ctypes.CDLL(None)
+IN_CREATE, IN_ONESHOT = 0x100, 0x80000000
+os.mkdir("watched"); watches = c.inotify_init()
+assert c.inotify_add_watch(watches, b"watched", IN_CREATE | IN_ONESHOT) > 0
+hold(lambda: os.close(watches))
+"#;
+    refused_until_it_lets_go(script, &["IN_ONESHOT", "without that flag"]);
+}
+
+#[apply(as_user)]
+fn a_segment_in_two_mappings_is_named() {
+    let script = r#"
+import ctypes
+c = ctypes.CDLL(None); c.shmat.restype = ctypes.c_void_p
+segment = c.shmget(0, 8192, 0o1600)
+first, second = c.shmat(segment, None, 0), c.shmat(segment, None, 0)
+hold(lambda: c.shmdt(ctypes.c_void_p(second)))
+"#;
+    refused_until_it_lets_go(script, &["System V segment", "run ckpt-run as root"]);
+}

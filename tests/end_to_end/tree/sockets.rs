@@ -122,6 +122,23 @@ fn tcp_over_ipv6_inside_the_tree_survives() {
     survives(&tcp("AF_INET6", "::1"));
 }
 
+#[apply(as_root_and_user)]
+fn messages_behind_an_empty_one_are_kept() {
+    survives(
+        r#"
+pairs = [socket.socketpair(socket.AF_UNIX, kind) for kind in (socket.SOCK_DGRAM, socket.SOCK_SEQPACKET)]
+def send(end, i):
+    for text in b"one %d" % i, b"", b"three %d" % i: end.send(text)
+def receive(end):
+    while not (text := end.recv(99)): pass
+    return text
+for ours, _ in pairs: send(ours, -1)
+for i in steps():
+    for ours, theirs in pairs: send(ours, i); note(receive(theirs), receive(theirs))
+"#,
+    );
+}
+
 #[apply(as_root_and_in_own_network)]
 fn udp_inside_the_tree_survives() {
     survives(
