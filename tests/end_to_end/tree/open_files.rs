@@ -47,6 +47,22 @@ for i in steps():
 }
 
 #[apply(as_root_and_user)]
+fn closed_files_in_shared_memory_go_back_with_the_job() {
+    survives(
+        r#"
+path = "/dev/shm/" + os.getcwd().replace("/", "-")
+def write(text):
+    with open(path, "w") as file: file.write(text)
+write("first")
+for i in steps():
+    with open(path) as file: note(file.read())
+    write(f"step {i}")
+os.remove(path)
+"#,
+    );
+}
+
+#[apply(as_root_and_user)]
 fn pipes_keep_data_in_flight() {
     survives(
         r#"
