@@ -298,6 +298,12 @@ replace! {
     futimesat(folder: c_int, path: Text, times: Text) -> c_int = Change::attributes(folder, path, 0);
     utimensat(folder: c_int, path: Text, times: Text, flags: c_int) -> c_int =
         Change::attributes(folder, path, flags);
+    setxattr(path: Text, name: Text, value: Text, len: c_ulong, flags: c_int) -> c_int =
+        Change::attributes(AT_FDCWD, path, 0);
+    lsetxattr(path: Text, name: Text, value: Text, len: c_ulong, flags: c_int) -> c_int =
+        Change::attributes(AT_FDCWD, path, AT_SYMLINK_NOFOLLOW);
+    removexattr(path: Text, name: Text) -> c_int = Change::attributes(AT_FDCWD, path, 0);
+    lremovexattr(path: Text, name: Text) -> c_int = Change::attributes(AT_FDCWD, path, AT_SYMLINK_NOFOLLOW);
 }
 
 /// Gives a socket its address, like the C library's function, and reports the file of a unix socket.

@@ -47,16 +47,20 @@ for i in steps():
 }
 
 #[apply(as_root_and_user)]
-fn closed_files_in_shared_memory_go_back_with_the_job() {
+fn closed_files_and_attributes_go_back_with_the_job() {
     survives(
         r#"
 path = "/dev/shm/" + os.getcwd().replace("/", "-")
 def write(text):
     with open(path, "w") as file: file.write(text)
 write("first")
+open("closed", "w").close(); os.mkdir("folder")
+places = ["closed", "folder"]
+for place in places: os.setxattr(place, "user.at", b"first")
 for i in steps():
     with open(path) as file: note(file.read())
     write(f"step {i}")
+    for place in places: note(os.getxattr(place, "user.at")); os.setxattr(place, "user.at", b"%d" % i)
 os.remove(path)
 "#,
     );

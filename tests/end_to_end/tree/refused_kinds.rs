@@ -293,7 +293,7 @@ hold(child.wait)
 "#;
     refused_until_it_lets_go(ended, &["(sh) has ended with exit code 200", "wait for it"]);
     // clone without a stack is a fork.
-    let signals = r#"
+    let signals = r"
 import ctypes, signal
 SYS_clone = 56
 child = ctypes.CDLL(None).syscall(SYS_clone, signal.SIGUSR1, 0, 0, 0, 0)
@@ -301,7 +301,7 @@ if child == 0: signal.pause()
 signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 __WALL = 0x40000000
 hold(lambda: (os.kill(child, 9), os.waitpid(child, __WALL)))
-"#;
+";
     refused_until_it_lets_go(signals, &["by signal 10 instead of SIGCHLD"]);
 }
 
