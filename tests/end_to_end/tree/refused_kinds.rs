@@ -343,12 +343,12 @@ hold(lambda: os.close(watches))
 
 #[apply(as_user)]
 fn a_segment_in_two_mappings_is_named() {
-    let script = r#"
+    let script = r"
 import ctypes
 c = ctypes.CDLL(None); c.shmat.restype = ctypes.c_void_p
 segment = c.shmget(0, 8192, 0o1600)
 first, second = c.shmat(segment, None, 0), c.shmat(segment, None, 0)
 hold(lambda: c.shmdt(ctypes.c_void_p(second)))
-"#;
+";
     refused_until_it_lets_go(script, &["System V segment", "run ckpt-run as root"]);
 }
