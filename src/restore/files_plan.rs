@@ -110,10 +110,12 @@ fn spare_contents(
 ) -> Result<SpareContents, RestoreError> {
     let mut spare = SpareContents::new();
     for ((path, file), number) in set.files.iter().zip(0..) {
-        let stream = rest_stream(number);
-        if !image.contains(&stream) || image.len_of(&stream) != Some(file.size()) {
+        // Others have such a stream only in an uploaded image.
+        let stream = (file.is_appended() || has_come).then(|| rest_stream(number));
+        let is_whole = |stream: &String| image.len_of(stream) == Some(file.size());
+        let Some(stream) = stream.filter(is_whole) else {
             continue;
-        }
+        };
         if file.is_appended() {
             let known = open.iter().find(|known| known.path == *path);
             let is_there = || match file.open_same(path) {

@@ -4,9 +4,22 @@ use std::fs;
 
 use crate::harness::{ON_REQUEST, Place, Run, apply, as_root, as_root_and_user, wait_until};
 
+/// Beginning of the jobs: `obey` carries out orders, each as long as there is a file of its name.
+const OBEY: &str = r#"
+import os, time
+def obey(*orders):
+    print("made", flush=True)
+    while not os.path.exists("end"):
+        for order in orders:
+            if os.path.exists(order.__name__):
+                order()
+                print(order.__name__, flush=True)
+                while os.path.exists(order.__name__): time.sleep(0.005)
+        time.sleep(0.005)
+"#;
+
 /// At each order, makes its logs longer, or takes them away in every way. At the end, each gets another line.
 const JOB: &str = r#"
-import os, time
 logs = {name: open(name, "ab", 0) for name in ("removed", "empty", "shortened", "emptied", "replaced", "rotated", "changed", "long")}
 for name, log in logs.items():
     if name != "empty": log.write(name.encode())
@@ -28,14 +41,7 @@ def take_away():
     with open("rotated", "wb") as file: file.write(b"new")
     os.remove("rotated.1")
     change()
-print("made", flush=True)
-while not os.path.exists("end"):
-    for order in grow, take_away:
-        if os.path.exists(order.__name__):
-            order()
-            print(order.__name__, flush=True)
-            while os.path.exists(order.__name__): time.sleep(0.005)
-    time.sleep(0.005)
+obey(grow, take_away)
 for log in logs.values(): log.write(b"the end")
 "#;
 
@@ -53,11 +59,7 @@ const NAMES: [&str; 8] = [
 #[apply(as_root_and_user)]
 fn logs_that_the_job_takes_away_come_back() {
     let place = Place::new();
-    let mut run = place.start_python_with(&ON_REQUEST, JOB, |run| {
-        run.env("CKPT_RUN_RESTART_BACKOFF", "0s");
-    });
-    place.wait_for("out", "made");
-    place.snapshot();
+    let mut run = start(&place, JOB);
     let mut logs = Vec::new();
     for _ in 0..2 {
         order(&place, "grow");
@@ -81,30 +83,18 @@ fn logs_that_the_job_takes_away_come_back() {
 
 /// Takes away and rotates its log, which is not in its working folder.
 const ELSEWHERE: &str = r#"
-import os, time
 log = open("FOLDER/log", "ab", 0); log.write(b"first")
 def take_away(): os.remove("FOLDER/log")
 def rotate():
     os.rename("FOLDER/log", "FOLDER/log.1"); log.write(b"more"); open("FOLDER/log", "wb").close()
-print("made", flush=True)
-while not os.path.exists("end"):
-    for order in take_away, rotate:
-        if os.path.exists(order.__name__):
-            order()
-            print(order.__name__, flush=True)
-            while os.path.exists(order.__name__): time.sleep(0.005)
-    time.sleep(0.005)
+obey(take_away, rotate)
 "#;
 
 #[apply(as_root)]
 fn a_log_elsewhere_is_rotated_after_a_restore() {
     let (place, folder) = (Place::new(), tempfile::tempdir_in("/var/tmp").unwrap());
     let script = ELSEWHERE.replace("FOLDER", folder.path().to_str().unwrap());
-    let mut run = place.start_python_with(&ON_REQUEST, &script, |run| {
-        run.env("CKPT_RUN_RESTART_BACKOFF", "0s");
-    });
-    place.wait_for("out", "made");
-    place.snapshot();
+    let mut run = start(&place, &script);
     for name in ["take_away", "rotate"] {
         order(&place, name);
         crash(&place, &run);
@@ -114,6 +104,16 @@ fn a_log_elsewhere_is_rotated_after_a_restore() {
     }
     fs::write(place.file("end"), "").unwrap();
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
+}
+
+/// Starts a job, and takes a snapshot when it has made its logs.
+fn start(place: &Place, script: &str) -> Run {
+    let run = place.start_python_with(&ON_REQUEST, &format!("{OBEY}{script}"), |run| {
+        run.env("CKPT_RUN_RESTART_BACKOFF", "0s");
+    });
+    place.wait_for("out", "made");
+    place.snapshot();
+    run
 }
 
 /// Gives an order to the job, and waits until it is carried out.
