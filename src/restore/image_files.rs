@@ -1,11 +1,12 @@
 //! An image as files in memory, for a job with private huge pages (`MAP_HUGETLB`).
 //!
 //! CRIU (4.2.1) reads private huge pages by offset, after all other memory. A stream has no offsets, so its restore
-//! fails. Therefore CRIU receives files in an unmounted tmpfs, which is freed with its last descriptor. CRIU frees each
-//! page of the files that it has restored, so that the memory is not needed twice.
+//! fails. Therefore CRIU receives files in an unmounted tmpfs, which is freed with its last descriptor, or without the
+//! privilege for it in a folder of `/dev/shm`. CRIU frees each page of the files that it has restored, so that the memory
+//! is not needed twice.
 
 use std::fs::File;
-use std::io::Write;
+use std::io::{self, Write};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use rustix::fs::{Mode, OFlags, openat};
@@ -14,6 +15,7 @@ use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_string, fsmount,
     fsopen,
 };
+use tempfile::TempDir;
 
 use super::error::RestoreError;
 use crate::criu::OPEN_FILES;
@@ -27,7 +29,10 @@ const FOLDER: &str = "criu/";
 const UNLIMITED: &str = "0";
 
 /// The files. They exist as long as this value or a copy of its descriptor.
-pub(super) struct ImageFiles(OwnedFd);
+pub(super) struct ImageFiles {
+    folder: OwnedFd,
+    _removed_at_last: Option<TempDir>,
+}
 
 impl ImageFiles {
     /// Copies CRIU's files from an image, or `open_files` as the list of open files. Each byte is verified.
@@ -46,7 +51,11 @@ impl ImageFiles {
                 ),
             });
         }
-        let folder = memory_folder().map_err(|errno| RestoreError::Prepare(errno.into()))?;
+        let (folder, place) = match memory_folder() {
+            Ok(folder) => (folder, None),
+            Err(Errno::PERM) => shared_folder().map_err(RestoreError::Prepare)?,
+            Err(errno) => return Err(RestoreError::Prepare(errno.into())),
+        };
         for stream in files() {
             let name = &stream.name[FOLDER.len()..];
             let file =
@@ -58,12 +67,15 @@ impl ImageFiles {
                 _ => drop(image.copy_to(&stream.name, &mut &file)?),
             }
         }
-        Ok(Self(folder))
+        Ok(Self {
+            folder,
+            _removed_at_last: place,
+        })
     }
 
     /// Returns the descriptor of the folder.
     pub fn descriptor(&self) -> RawFd {
-        self.0.as_raw_fd()
+        self.folder.as_raw_fd()
     }
 }
 
@@ -77,6 +89,15 @@ fn memory_folder() -> Result<OwnedFd, Errno> {
         | MountAttrFlags::MOUNT_ATTR_NODEV
         | MountAttrFlags::MOUNT_ATTR_NOEXEC;
     fsmount(&tmpfs, FsMountFlags::FSMOUNT_CLOEXEC, attributes)
+}
+
+/// Creates a private folder in memory that all users share.
+fn shared_folder() -> io::Result<(OwnedFd, Option<TempDir>)> {
+    let place = tempfile::Builder::new()
+        .prefix("ckpt-run-")
+        .tempdir_in("/dev/shm")?;
+    let folder = File::open(place.path())?;
+    Ok((folder.into(), Some(place)))
 }
 
 /// Creates a file. Its name comes from an image and must not lead out of the folder.

@@ -1,5 +1,5 @@
 //! Ends of processes that CRIU (4.2) restores differently: it keeps seven bits of the exit code of a process that was not
-//! waited for, without the flag of a core dump, and each restored process tells its parent of its end by SIGCHLD.
+//! waited for, and each restored process tells its parent of its end by SIGCHLD.
 
 use nix::sys::signal::Signal;
 use procfs::process::Stat;
@@ -9,8 +9,6 @@ use crate::job::tree::{Process, stat};
 
 /// Smallest exit code of which a restored zombie lacks a bit.
 const EXIT_CODE_MIN: i32 = 128;
-/// Flag of a core dump in a status (`wait`).
-const CORE_DUMPED: i32 = 1 << 7;
 
 /// Searches for the first such process. One that cannot be read has been waited for.
 pub(super) fn find(processes: &[Process]) -> Option<Obstacle> {
@@ -22,13 +20,8 @@ pub(super) fn find(processes: &[Process]) -> Option<Obstacle> {
 
 fn lost(stat: &Stat) -> Option<Finding> {
     if stat.state == 'Z' {
-        return match stat.exit_code? {
-            status if status >> 8 >= EXIT_CODE_MIN => {
-                Some(Finding::Zombie(format!("exit code {}", status >> 8)))
-            }
-            status if status & CORE_DUMPED != 0 => Some(Finding::Zombie("a core dump".to_owned())),
-            _ => None,
-        };
+        let code = stat.exit_code? >> 8;
+        return (code >= EXIT_CODE_MIN).then_some(Finding::Zombie(code));
     }
     let signal = stat.exit_signal.unwrap_or(Signal::SIGCHLD as i32);
     (signal != Signal::SIGCHLD as i32).then_some(Finding::ExitSignal(signal))
@@ -42,13 +35,10 @@ mod tests {
     use crate::job::tree::describe;
 
     #[test]
-    fn exit_codes_of_eight_bits_and_core_dumps_are_found() {
+    fn exit_codes_of_eight_bits_are_found() {
         for (script, expected) in [
             ("exit 127", None),
-            (
-                "exit 128",
-                Some(Finding::Zombie("exit code 128".to_owned())),
-            ),
+            ("exit 128", Some(Finding::Zombie(128))),
             ("kill -KILL $$", None),
         ] {
             let mut child = Command::new("sh").args(["-c", script]).spawn().unwrap();
@@ -65,8 +55,5 @@ mod tests {
         assert_eq!(lost(&own), None);
         own.exit_signal = Some(10);
         assert_eq!(lost(&own), Some(Finding::ExitSignal(10)));
-        (own.state, own.exit_code) = ('Z', Some(0x8b));
-        let dumped = Finding::Zombie("a core dump".to_owned());
-        assert_eq!(lost(&own), Some(dumped));
     }
 }

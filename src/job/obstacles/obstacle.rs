@@ -41,6 +41,9 @@ impl Obstacle {
             | Finding::ProcFile { .. }
             | Finding::Terminal(_)
             | Finding::Zombie(_)
+            | Finding::ExitSignal(_)
+            | Finding::Removed { .. }
+            | Finding::WatchedOnce(_)
             | Finding::Unmounted(_) => true,
             Finding::Stray
             | Finding::Session { .. }
@@ -49,11 +52,8 @@ impl Obstacle {
             | Finding::Covered(_)
             | Finding::HugePages { .. }
             | Finding::NoVdso
-            | Finding::ExitSignal(_)
-            | Finding::Removed { .. }
             | Finding::SealedMapping
             | Finding::SplitSegment
-            | Finding::WatchedOnce(_)
             | Finding::DescriptorNumber { .. }
             | Finding::Socket { .. }
             | Finding::Tun(_)
@@ -132,11 +132,12 @@ pub enum Finding {
          Valgrind"
     )]
     NoVdso,
-    /// The process has ended in this way, which a restored one cannot.
+    /// The process has ended with this exit code, of which a restored one lacks a bit.
     #[error(
-        "has ended with {0}, and its parent has not waited for it yet, which CRIU cannot restore; let the parent wait for it"
+        "has ended with exit code {0}, and its parent has not waited for it yet, which CRIU cannot restore; let the parent \
+         wait for it"
     )]
-    Zombie(String),
+    Zombie(i32),
     /// The end of the process causes another signal than SIGCHLD.
     #[error(
         "tells its parent of its end by signal {0} instead of SIGCHLD (clone), which CRIU cannot restore; start it by \
@@ -145,8 +146,8 @@ pub enum Finding {
     ExitSignal(i32),
     /// A removed file or folder cannot be made again for a restore.
     #[error(
-        "has {} open, which was removed, and {} is in its place now, so that CRIU cannot restore it; let the process close \
-         or leave it, or rename the other one",
+        "has the removed {} open, or is in it, and {} is in its place now, so that CRIU cannot restore it; let the process \
+         close or leave it, or rename the other one",
         path.display(), other.display()
     )]
     Removed {
@@ -163,7 +164,8 @@ pub enum Finding {
     SealedMapping,
     /// A System V segment has two mappings side by side.
     #[error(
-        "has a System V segment in two mappings side by side, which CRIU cannot save without root; run ckpt-run as root"
+        "has a System V segment in two mappings side by side (two shmat, or one and mprotect), which CRIU cannot save \
+         without root; run ckpt-run as root"
     )]
     SplitSegment,
     /// A file is watched for one event only.

@@ -4,38 +4,44 @@
 //! at the path, the process gets that one, and an empty one is gone afterwards; with files in it, no restore succeeds. For
 //! a removed file it needs the folders above it.
 
-use std::fs;
+use std::ffi::OsStr;
+use std::fs::{self, File};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use super::{Finding, Obstacle};
-use crate::job::descriptors::Descriptors;
-use crate::job::tree::Process;
+use crate::job::descriptors::{Descriptors, Target};
 
+/// End of the target of a link to a removed file; a name may end in this way, too.
 const REMOVED: &[u8] = b" (deleted)";
 
 /// Searches for the first such file or folder.
 pub(super) fn find(open: &[Descriptors]) -> Option<Obstacle> {
     open.iter().find_map(|Descriptors { process, all }| {
-        let mut files = all.iter();
-        let in_the_way = files.find_map(|one| of_link(&one.target, || one.link()));
-        let finding = in_the_way.or_else(|| of_working_folder(process))?;
+        let mut links = all.iter().filter(|one| ends_as_removed(&one.target));
+        let of_descriptor = links.find_map(|one| of_link(&one.link()));
+        let folder = || PathBuf::from(format!("/proc/{}/cwd", process.host_pid));
+        let finding = of_descriptor.or_else(|| of_link(&folder()))?;
         Some(Obstacle::of(process, finding))
     })
 }
 
-fn of_working_folder(process: &Process) -> Option<Finding> {
-    let link = PathBuf::from(format!("/proc/{}/cwd", process.host_pid));
-    of_link(&fs::read_link(&link).ok()?, || link)
+fn ends_as_removed(target: &Path) -> bool {
+    target.as_os_str().as_bytes().ends_with(REMOVED)
 }
 
-fn of_link(target: &Path, link: impl FnOnce() -> PathBuf) -> Option<Finding> {
-    let path = target.as_os_str().as_bytes().strip_suffix(REMOVED)?;
-    let path = Path::new(std::ffi::OsStr::from_bytes(path));
-    // The kernel's objects without a name have such names, too (`/memfd:NAME`).
-    path.parent()?.parent()?;
-    let is_folder = fs::metadata(link()).ok()?.is_dir();
-    let other = in_the_way(path, is_folder)?;
+fn of_link(link: &Path) -> Option<Finding> {
+    // While the process computes, the link may lead elsewhere at the next look.
+    let Target { held, path } = Target::of(link)?;
+    let about = File::from(held).metadata().ok()?;
+    // The kernel removes the names of an exited process from /proc itself.
+    if about.nlink() > 0 || path.starts_with("/proc") {
+        return None;
+    }
+    let path = path.as_os_str().as_bytes().strip_suffix(REMOVED)?;
+    let path = Path::new(OsStr::from_bytes(path));
+    let other = in_the_way(path, about.is_dir())?;
     Some(Finding::Removed {
         path: path.to_owned(),
         other: other.to_owned(),
@@ -79,6 +85,10 @@ mod tests {
                 other => panic!("{other}"),
             }
         };
+        assert_eq!(found(), None);
+        let odd = root.join("name (deleted)");
+        let _odd = File::create(&odd).unwrap();
+        fs::create_dir(root.join("name")).unwrap();
         assert_eq!(found(), None);
         fs::remove_file(folder.join("file")).unwrap();
         fs::remove_dir(&folder).unwrap();

@@ -6,6 +6,7 @@
 
 use std::fs::{self, File};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::PathBuf;
 
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::unistd::geteuid;
@@ -13,7 +14,6 @@ use procfs::process::{MMPermissions, MMapPath, MemoryMap};
 
 use super::{Finding, Obstacle};
 use crate::job::descriptors::Descriptors;
-use crate::job::nodes::map_link;
 use crate::job::tree;
 
 /// Searches for the first such mapping. A process that has exited has none.
@@ -47,8 +47,10 @@ fn is_sealed(open: &Descriptors, map: &MemoryMap) -> bool {
     if !is_memfd || !only_read {
         return false;
     }
-    let link = map_link(open.process.host_pid, map);
-    // The link shows the mode of the descriptor by which the file was mapped.
+    // This link shows the mode of the descriptor by which the file was mapped. To follow it takes a privilege.
+    let (begin, end) = map.address;
+    let pid = open.process.host_pid;
+    let link = PathBuf::from(format!("/proc/{pid}/map_files/{begin:x}-{end:x}"));
     let is_for_writing =
         fs::symlink_metadata(&link).is_ok_and(|link| link.permissions().mode() & 0o200 != 0);
     let mut others = open.all.iter();

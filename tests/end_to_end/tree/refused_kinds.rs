@@ -312,7 +312,10 @@ os.mkdir("folder"); folder = os.open("folder", os.O_RDONLY)
 os.rmdir("folder"); os.mkdir("folder")
 hold(lambda: os.close(folder))
 "#;
-    refused_until_it_lets_go(script, &["/folder open, which was removed", "in its place"]);
+    refused_until_it_lets_go(
+        script,
+        &["has the removed /", "/folder open", "in its place"],
+    );
 }
 
 #[apply(as_root_and_user)]

@@ -133,8 +133,10 @@ def receive(end):
     while not (text := end.recv(99)): pass
     return text
 for ours, _ in pairs: send(ours, -1)
+closed, left = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET); send(closed, -2); closed.close()
 for i in steps():
     for ours, theirs in pairs: send(ours, i); note(receive(theirs), receive(theirs))
+note(receive(left), receive(left))
 "#,
     );
 }
