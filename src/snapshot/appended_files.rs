@@ -1,7 +1,7 @@
 //! Contents of files that the job only appends to, for a restore after the job has removed, shortened or changed them.
 //!
-//! What such a file holds at the freeze stays there while the job appends, so it is copied while the job computes. If the
-//! job shortens the file meanwhile, the copy differs from the sample of the freeze, and a restore does not use it. Without a
+//! The bytes of the freeze stay in such a file while the job appends. They are copied while the job computes. If the job
+//! shortens the file meanwhile, the copy differs from the sample of the freeze, and a restore does not use it. Without a
 //! copy, a restore needs the file itself.
 
 use std::fs::File;

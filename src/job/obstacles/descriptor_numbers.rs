@@ -1,7 +1,7 @@
 //! Descriptors with numbers close to the limit, with which no restore succeeds.
 //!
 //! CRIU (4.2, `choose_service_fd_base`) keeps its own descriptors above the highest one of each process that it restores.
-//! It may raise its limit only with `CAP_SYS_RESOURCE` in the machine's own user namespace.
+//! CRIU raises its limit only with `CAP_SYS_RESOURCE` in the machine's own user namespace.
 
 use std::fs;
 

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 
 use super::{Finding, Obstacle};
 use crate::job::descriptors::{Descriptors, Target};
+use crate::job::files::is_deleted;
 
 /// End of the target of a link to a removed file; a name may end in this way, too.
 const REMOVED: &[u8] = b" (deleted)";
@@ -19,16 +20,12 @@ const REMOVED: &[u8] = b" (deleted)";
 /// Searches for the first such file or folder.
 pub(super) fn find(open: &[Descriptors]) -> Option<Obstacle> {
     open.iter().find_map(|Descriptors { process, all }| {
-        let mut links = all.iter().filter(|one| ends_as_removed(&one.target));
+        let mut links = all.iter().filter(|one| is_deleted(&one.target));
         let of_descriptor = links.find_map(|one| of_link(&one.link()));
         let folder = || PathBuf::from(format!("/proc/{}/cwd", process.host_pid));
         let finding = of_descriptor.or_else(|| of_link(&folder()))?;
         Some(Obstacle::of(process, finding))
     })
-}
-
-fn ends_as_removed(target: &Path) -> bool {
-    target.as_os_str().as_bytes().ends_with(REMOVED)
 }
 
 fn of_link(link: &Path) -> Option<Finding> {

@@ -5,7 +5,7 @@
 //! - Without root, a System V segment in two mappings side by side: CRIU takes the second one for memory without a segment.
 
 use std::fs::{self, File};
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
@@ -14,6 +14,7 @@ use procfs::process::{MMPermissions, MMapPath, MemoryMap};
 
 use super::{Finding, Obstacle};
 use crate::job::descriptors::Descriptors;
+use crate::job::nodes::map_link;
 use crate::job::tree;
 
 /// Searches for the first such mapping. A process that has exited has none.
@@ -21,7 +22,7 @@ pub(super) fn find(open: &[Descriptors]) -> Option<Obstacle> {
     open.iter().find_map(|one| {
         let maps = tree::maps(one.process.host_pid).ok()?.into_iter();
         let maps: Vec<MemoryMap> = maps.collect();
-        let is_sealed = maps.iter().any(|map| is_sealed(one, map));
+        let is_sealed = maps.iter().any(|map| is_sealed(one.process.host_pid, map));
         let is_split = || !geteuid().is_root() && maps.windows(2).any(are_of_one_segment);
         let finding = is_sealed.then_some(Finding::SealedMapping);
         let finding = finding.or_else(|| is_split().then_some(Finding::SplitSegment))?;
@@ -40,7 +41,7 @@ fn are_of_one_segment(pair: &[MemoryMap]) -> bool {
         && left.address.1 == right.address.0
 }
 
-fn is_sealed(open: &Descriptors, map: &MemoryMap) -> bool {
+fn is_sealed(pid: i32, map: &MemoryMap) -> bool {
     let is_memfd = matches!(&map.pathname, MMapPath::Path(path) if path.to_string_lossy().starts_with("/memfd:"));
     let only_read =
         map.perms & (MMPermissions::SHARED | MMPermissions::WRITE) == MMPermissions::SHARED;
@@ -49,15 +50,10 @@ fn is_sealed(open: &Descriptors, map: &MemoryMap) -> bool {
     }
     // This link shows the mode of the descriptor by which the file was mapped. To follow it takes a privilege.
     let (begin, end) = map.address;
-    let pid = open.process.host_pid;
     let link = PathBuf::from(format!("/proc/{pid}/map_files/{begin:x}-{end:x}"));
     let is_for_writing =
-        fs::symlink_metadata(&link).is_ok_and(|link| link.permissions().mode() & 0o200 != 0);
-    let mut others = open.all.iter();
-    let same = others.find(|one| one.metadata().is_some_and(|about| about.ino() == map.inode));
-    let opened =
-        File::open(link).or_else(|error| same.map_or(Err(error), |one| File::open(one.link())));
-    is_for_writing && opened.is_ok_and(|file| may_not_be_written(&file))
+        fs::symlink_metadata(link).is_ok_and(|link| link.permissions().mode() & 0o200 != 0);
+    is_for_writing && File::open(map_link(pid, map)).is_ok_and(|file| may_not_be_written(&file))
 }
 
 fn may_not_be_written(file: &File) -> bool {
