@@ -97,8 +97,10 @@ fn newer_images_are_taken_up_if_no_older_one_runs() {
     let url = remote.url();
     let job = StepsJob::new(&place, &url);
     leave_two_images(&job, &remote);
-    // Both images have this part of the memory.
-    let shared = remote.packs_of(&remote.images()[0]).pop_first().unwrap();
+    // The memory, which both images have, is in the largest pack.
+    let packs = remote.packs_of(&remote.images()[0]).into_iter();
+    let size = |pack: &String| fs::metadata(remote.file(pack)).unwrap().len();
+    let shared = packs.max_by_key(size).unwrap();
     let damage = Damage::of(&remote, &shared, IN_MEMORY);
     let (log, state) = (place.text("log"), place.text("state"));
 
