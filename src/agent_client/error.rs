@@ -2,6 +2,9 @@
 
 use std::io;
 
+/// `CUresult` returned after the driver has shut down in its process.
+const CUDA_ERROR_DEINITIALIZED: i32 = 4;
+
 /// Error of a request to an agent.
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
@@ -102,4 +105,15 @@ pub enum AgentError {
         #[source]
         source: io::Error,
     },
+}
+
+impl AgentError {
+    /// Returns true if the driver has shut down in the process, which is about to exit and needs its memory no more.
+    #[must_use]
+    pub fn has_shut_down(&self) -> bool {
+        let (Self::Driver { code, .. } | Self::Lost { code, .. }) = self else {
+            return false;
+        };
+        *code == CUDA_ERROR_DEINITIALIZED
+    }
 }

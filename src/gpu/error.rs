@@ -2,16 +2,12 @@
 
 use super::resident::ResidentError;
 use super::unsupported::Unsupported;
-use crate::agent_client::AgentError;
 use crate::copier::CopierError;
 use crate::cuda;
 use crate::job;
 use crate::run::environment::HWLOC_WITHOUT_GPUS;
 use crate::run::failure_kind::FailureKind;
 use crate::store::WriteError;
-
-/// `CUresult` returned after the driver has shut down in its process.
-const CUDA_ERROR_DEINITIALIZED: i32 = 4;
 
 /// Reason why a step on the job's GPU state failed. The job computes, unless [`GpuError::job_is_lost`] returns true.
 #[derive(Debug, thiserror::Error)]
@@ -128,15 +124,7 @@ impl From<ResidentError> for GpuError {
     fn from(error: ResidentError) -> Self {
         match error {
             ResidentError::Newcomer { pid } => Self::Device { pid },
-            ResidentError::Agent {
-                source:
-                    AgentError::Driver {
-                        pid,
-                        code: CUDA_ERROR_DEINITIALIZED,
-                        ..
-                    },
-                ..
-            } => Self::Leaving { pid },
+            ResidentError::Agent { pid, source } if source.has_shut_down() => Self::Leaving { pid },
             error => Self::Resident(Box::new(error)),
         }
     }

@@ -317,6 +317,7 @@ impl KeptMemory {
             source: Box::new(source),
         };
         match error {
+            error if error.has_shut_down() => Err(failed(error)),
             AgentError::TimedOut { .. } | AgentError::Io { .. } => {
                 let called_off = agent.call_off();
                 self.channel = self.agents.channel().map_err(|error| lost(error.into()))?;
@@ -350,26 +351,29 @@ impl KeptMemory {
     }
 
     /// Makes the agents map all memory at the old addresses. The processes must be halted and their CUDA calls not
-    /// blocked. Exited processes are skipped.
+    /// blocked. Processes that have exited, or are about to, are skipped.
     ///
     /// # Errors
     /// A process did not get its memory; all others have it if possible.
     pub(crate) fn give_back(&mut self) -> Result<(), ResidentError> {
         let mut result = Ok(());
+        let needs_none =
+            |error: &_| matches!(error, AgentError::Gone { .. }) || error.has_shut_down();
         for process in &mut self.processes {
             let pid = process.pid;
             let mut agent = process.agent(&mut self.channel, &self.agents.token);
             let mut mapped = agent.map(&process.held, MAP_LIMIT);
             for _ in 1..MAP_TRIES_MAX {
                 let Err(source) = &mapped else { break };
-                if matches!(source, AgentError::Gone { .. }) {
+                if needs_none(source) {
                     break;
                 }
                 tracing::warn!(pid, "cannot map GPU memory, trying again: {source}");
                 mapped = agent.map(&process.held, MAP_LIMIT);
             }
             match mapped {
-                Ok(()) | Err(AgentError::Gone { .. }) => process.held.clear(),
+                Ok(()) => process.held.clear(),
+                Err(source) if needs_none(&source) => process.held.clear(),
                 Err(source) => {
                     let source = Box::new(ResidentError::Agent { pid, source });
                     result = result.and(Err(ResidentError::Lost { pid, source }));

@@ -41,6 +41,24 @@ fn a_process_that_is_about_to_end_is_waited_for() {
     scene.ends_as_ever();
 }
 
+/// The driver shuts down while it is waited for, between the release of the memory and its return.
+#[apply(as_root_and_user)]
+fn a_process_that_has_begun_to_end_is_left_to_it() {
+    let scene = Scene::at_rest("resident");
+    scene.resident_snapshot();
+    // The second lock of the next snapshot.
+    scene.rule("caller-fail", "cuCheckpointProcessLock:4:999");
+    let call = "cuMemImportFromShareableHandle";
+    scene.answer_next("fail", call, 3, DEINITIALIZED);
+    let error = scene.refused();
+    assert!(error.contains("lock the job's CUDA processes"), "{error}");
+    assert_eq!(scene.left(call), 2, "{}", scene.said());
+    assert_eq!(scene.count("the job may be damaged"), 0, "{}", scene.said());
+    scene.mend();
+    scene.run.crash();
+    scene.ends_as_ever();
+}
+
 #[apply(as_root_and_user)]
 fn a_call_of_the_agent_that_fails_costs_a_snapshot_at_most() {
     let scene = Scene::at_rest("resident");
