@@ -5,17 +5,16 @@ use nix::sys::signal::Signal;
 use procfs::process::Stat;
 
 use super::{Finding, Obstacle};
-use crate::job::tree::{Process, stat};
+use crate::job::tree::Process;
 
 /// Smallest exit code of which a restored zombie lacks a bit.
 const EXIT_CODE_MIN: i32 = 128;
 
-/// Searches for the first such process. One that cannot be read has been waited for.
-pub(super) fn find(processes: &[Process]) -> Option<Obstacle> {
-    processes.iter().find_map(|process| {
-        let finding = lost(&stat(process.host_pid).ok()?)?;
-        Some(Obstacle::of(process, finding))
-    })
+/// Searches for the first such process.
+pub(super) fn find(processes: &[(Process, Stat)]) -> Option<Obstacle> {
+    processes
+        .iter()
+        .find_map(|(process, stat)| Some(Obstacle::of(process, lost(stat)?)))
 }
 
 fn lost(stat: &Stat) -> Option<Finding> {
@@ -32,7 +31,7 @@ mod tests {
     use std::process::Command;
 
     use super::*;
-    use crate::job::tree::describe;
+    use crate::job::tree::{describe, stat};
 
     #[test]
     fn exit_codes_of_eight_bits_are_found() {
@@ -43,11 +42,14 @@ mod tests {
         ] {
             let mut child = Command::new("sh").args(["-c", script]).spawn().unwrap();
             let process = describe(i32::try_from(child.id()).unwrap()).unwrap();
-            let is_over = || stat(process.host_pid).unwrap().state == 'Z';
-            while !is_over() {
+            let over = loop {
+                let stat = stat(process.host_pid).unwrap();
+                if stat.state == 'Z' {
+                    break stat;
+                }
                 std::thread::yield_now();
-            }
-            let found = find(&[process]).map(|found| found.finding);
+            };
+            let found = find(&[(process, over)]).map(|found| found.finding);
             assert_eq!(found, expected, "{script}");
             child.wait().unwrap();
         }

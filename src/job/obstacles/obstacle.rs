@@ -43,6 +43,7 @@ impl Obstacle {
             | Finding::Zombie(_)
             | Finding::ExitSignal(_)
             | Finding::Removed { .. }
+            | Finding::RemovedTogether { .. }
             | Finding::WatchedOnce(_)
             | Finding::Unmounted(_) => true,
             Finding::Stray
@@ -155,6 +156,18 @@ pub enum Finding {
         path: PathBuf,
         /// The path itself, or one of a folder above it.
         other: PathBuf,
+    },
+    /// CRIU would make a removed file or folder again within a removed folder, which could not be removed then.
+    #[error(
+        "has the removed {} open, or is in it, and it was in the removed folder {}, which the job has open as well, so that \
+         CRIU cannot restore it; let the job close or leave one of them",
+        path.display(), folder.display()
+    )]
+    RemovedTogether {
+        /// Its former path.
+        path: PathBuf,
+        /// The former path of the folder, which may be the same.
+        folder: PathBuf,
     },
     /// A sealed memfd is mapped for reading.
     #[error(

@@ -1,34 +1,74 @@
-//! Removed files and folders that a process has open, in whose way something else is now.
+//! Removed files and folders that a process has open and CRIU (4.2) cannot make again.
 //!
-//! CRIU (4.2) makes a removed folder again for the restore, at its path, opens it and removes it. If there is another folder
-//! at the path, the process gets that one, and an empty one is gone afterwards; with files in it, no restore succeeds. For
-//! a removed file it needs the folders above it.
+//! CRIU makes removed folders and files again for the restore, in the order of the dump, and removes them in the same order
+//! after they were opened.
+//! - If there is another folder at the path of a removed one, the process gets that one, and an empty one is gone afterwards;
+//!   with files in it, no restore succeeds.
+//! - For a removed file it needs the folders above it.
+//! - A folder in which it has made something else later cannot be removed, and the restore fails ("Couldn't unlink remap").
 
+use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
-use std::fs::{self, File};
+use std::fs::{self, File, Metadata};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use procfs::process::Stat;
+
 use super::{Finding, Obstacle};
-use crate::job::descriptors::{Descriptors, Target};
+use crate::job::descriptors::{Descriptor, Descriptors, Target};
 use crate::job::files::is_deleted;
+use crate::job::tree::Process;
 
 /// End of the target of a link to a removed file; a name may end in this way, too.
 const REMOVED: &[u8] = b" (deleted)";
 
-/// Searches for the first such file or folder.
-pub(super) fn find(open: &[Descriptors]) -> Option<Obstacle> {
-    open.iter().find_map(|Descriptors { process, all }| {
-        let mut links = all.iter().filter(|one| is_deleted(&one.target));
-        let of_descriptor = links.find_map(|one| of_link(&one.link()));
-        let folder = || PathBuf::from(format!("/proc/{}/cwd", process.host_pid));
-        let finding = of_descriptor.or_else(|| of_link(&folder()))?;
-        Some(Obstacle::of(process, finding))
+/// Searches for the first such file or folder. The first of the processes is the root of their tree.
+pub(super) fn find(processes: &[(Process, Stat)], open: &[Descriptors]) -> Option<Obstacle> {
+    let by_pid: HashMap<i32, &Descriptors> =
+        open.iter().map(|one| (one.process.host_pid, one)).collect();
+    let order = dump_order(processes).into_iter();
+    let mut folders = Vec::new();
+    let mut seen = HashSet::new();
+    order.filter_map(|pid| by_pid.get(&pid)).find_map(|one| {
+        let opened = one.all.iter().filter(|one| is_deleted(&one.target));
+        let folder = PathBuf::from(format!("/proc/{}/cwd", one.process.host_pid));
+        let mut links = opened.map(Descriptor::link).chain([folder]);
+        let finding = links.find_map(|link| {
+            let (path, about) = removed(&link)?;
+            let is_new = seen.insert((about.dev(), about.ino()));
+            let finding = is_new.then(|| lost(&path, about.is_dir(), &folders))?;
+            if about.is_dir() {
+                folders.push(path);
+            }
+            finding
+        });
+        Some(Obstacle::of(&one.process, finding?))
     })
 }
 
-fn of_link(link: &Path) -> Option<Finding> {
+/// Returns the host pids in the order in which CRIU dumps them: a child with all below it, then the next child.
+fn dump_order(processes: &[(Process, Stat)]) -> Vec<i32> {
+    let mut children: HashMap<i32, Vec<i32>> = HashMap::new();
+    for (process, stat) in processes.iter().rev() {
+        children
+            .entry(stat.ppid)
+            .or_default()
+            .push(process.host_pid);
+    }
+    let root = processes.first().map(|(root, _)| root.host_pid);
+    let mut next: Vec<i32> = root.into_iter().collect();
+    let mut order = Vec::new();
+    while let Some(pid) = next.pop() {
+        order.push(pid);
+        next.extend(children.remove(&pid).unwrap_or_default());
+    }
+    order
+}
+
+/// Returns the former path of a removed file or folder.
+fn removed(link: &Path) -> Option<(PathBuf, Metadata)> {
     // While the process computes, the link may lead elsewhere at the next look.
     let Target { held, path } = Target::of(link)?;
     let about = File::from(held).metadata().ok()?;
@@ -37,12 +77,18 @@ fn of_link(link: &Path) -> Option<Finding> {
         return None;
     }
     let path = path.as_os_str().as_bytes().strip_suffix(REMOVED)?;
-    let path = Path::new(OsStr::from_bytes(path));
-    let other = in_the_way(path, about.is_dir())?;
-    Some(Finding::Removed {
-        path: path.to_owned(),
-        other: other.to_owned(),
-    })
+    Some((OsStr::from_bytes(path).into(), about))
+}
+
+/// Returns the problem with a removed file or folder; `earlier` are the removed folders that CRIU makes before it.
+fn lost(path: &Path, is_folder: bool, earlier: &[PathBuf]) -> Option<Finding> {
+    let path = path.to_owned();
+    if let Some(folder) = earlier.iter().find(|folder| path.starts_with(folder)) {
+        let folder = folder.clone();
+        return Some(Finding::RemovedTogether { path, folder });
+    }
+    let other = in_the_way(&path, is_folder)?.to_owned();
+    Some(Finding::Removed { path, other })
 }
 
 /// Returns what is in the way of a removed file or folder.
@@ -60,34 +106,72 @@ fn in_the_way(path: &Path, is_folder: bool) -> Option<&Path> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use std::fs::File;
     use std::os::unix::fs::symlink;
+
+    use super::*;
+    use crate::job::tree::stat;
+
+    fn found_below(root: &Path) -> Option<Finding> {
+        let me = i32::try_from(std::process::id()).unwrap();
+        let mut open = Descriptors::of(me).unwrap();
+        // Other tests of this process have files open.
+        open.all.retain(|one| one.target.starts_with(root));
+        let found = find(&[(open.process, stat(me).unwrap())], &[open]);
+        found.map(|found| found.finding)
+    }
+
+    #[test]
+    fn what_is_made_within_a_folder_that_is_removed_first_is_found() {
+        let place = tempfile::tempdir().unwrap();
+        let path = |name: &str| place.path().join(name);
+        let lost = |name: &str, earlier: &str| super::lost(&path(name), true, &[path(earlier)]);
+        for name in ["a/b", "a/b/c", "a"] {
+            let (path, folder) = (path(name), path("a"));
+            let expected = Finding::RemovedTogether { path, folder };
+            assert_eq!(lost(name, "a"), Some(expected));
+        }
+        assert_eq!(lost("a", "a/b"), None);
+        assert_eq!(lost("ab", "a"), None);
+    }
+
+    #[test]
+    fn a_child_is_dumped_with_all_below_it() {
+        let me = i32::try_from(std::process::id()).unwrap();
+        let process = |(pid, parent)| {
+            let process = Process {
+                host_pid: pid,
+                pid,
+                resident: 0,
+            };
+            let mut stat = stat(me).unwrap();
+            stat.ppid = parent;
+            (process, stat)
+        };
+        // In the order in which they are found: by their distance from the root.
+        let tree = [(1, 0), (2, 1), (3, 1), (6, 2), (5, 2), (4, 3), (7, 6)];
+        assert_eq!(dump_order(&tree.map(process)), [1, 2, 6, 7, 5, 3, 4]);
+    }
 
     #[test]
     fn what_has_taken_the_place_of_a_removed_folder_is_found() {
         let place = tempfile::tempdir().unwrap();
         let root = place.path().canonicalize().unwrap();
         let (folder, above) = (root.join("above/folder"), root.join("above"));
+        let lone = above.join("other/file");
         fs::create_dir_all(&folder).unwrap();
+        fs::create_dir(lone.parent().unwrap()).unwrap();
         let opened = File::open(&folder).unwrap();
-        let file = File::create(folder.join("file")).unwrap();
-        let me = i32::try_from(std::process::id()).unwrap();
-        let found = || {
-            let mut open = Descriptors::of(me).unwrap();
-            // Other tests of this process have files open.
-            open.all.retain(|one| one.target.starts_with(&root));
-            match find(&[open])?.finding {
-                Finding::Removed { path, other } => Some((path, other)),
-                other => panic!("{other}"),
-            }
+        let file = File::create(&lone).unwrap();
+        let found = || match found_below(&root)? {
+            Finding::Removed { path, other } => Some((path, other)),
+            other => panic!("{other}"),
         };
         assert_eq!(found(), None);
         let odd = root.join("name (deleted)");
         let _odd = File::create(&odd).unwrap();
         fs::create_dir(root.join("name")).unwrap();
         assert_eq!(found(), None);
-        fs::remove_file(folder.join("file")).unwrap();
+        fs::remove_dir_all(lone.parent().unwrap()).unwrap();
         fs::remove_dir(&folder).unwrap();
         assert_eq!(found(), None);
         fs::create_dir(&folder).unwrap();
@@ -101,7 +185,7 @@ mod tests {
             |path: &Path| symlink("/", path),
         ] {
             make(&above).unwrap();
-            assert_eq!(found(), Some((folder.join("file"), above.clone())));
+            assert_eq!(found(), Some((lone.clone(), above.clone())));
             fs::remove_file(&above).unwrap();
         }
         drop(file);

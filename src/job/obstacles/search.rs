@@ -8,12 +8,12 @@
 
 use super::obstacle::Obstacle;
 use super::{
-    covered, descriptor_numbers, ends, first_threads, hugetlb, leases, namespaces, proc_files,
-    removed, sessions, shared_maps, strays, terminals, vdso, watches,
+    covered, descriptor_numbers, ends, first_threads, hugetlb, leases, mappings, namespaces,
+    proc_files, removed, sessions, strays, terminals, watches,
 };
 use crate::job::descriptors::Descriptors;
 use crate::job::sockets;
-use crate::job::tree::{Process, TreeError};
+use crate::job::tree::{self, Process, TreeError};
 
 /// The moment of a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,21 +38,22 @@ pub fn find_obstacle(
     if let Some(stray) = strays::find(sandbox, processes)? {
         return Ok(Some(stray));
     }
-    let found = sessions::find(processes)
+    let stat = |one: &Process| Some((*one, tree::stat(one.host_pid).ok()?));
+    let stats: Vec<_> = processes.iter().filter_map(stat).collect();
+    let found = sessions::find(&stats)
         .or_else(|| leases::find(open))
         .or_else(|| namespaces::find(processes))
         .or_else(|| proc_files::find(processes, open))
         .or_else(|| watches::find(open))
         .or_else(|| terminals::find(open))
-        .or_else(|| ends::find(processes))
-        .or_else(|| removed::find(open));
+        .or_else(|| ends::find(&stats))
+        .or_else(|| removed::find(&stats, open));
     Ok(match when {
         When::Ahead => found
             .or_else(|| first_threads::find(processes))
             .or_else(|| covered::find(processes, open))
             .or_else(|| hugetlb::find(processes))
-            .or_else(|| vdso::find(processes))
-            .or_else(|| shared_maps::find(open))
+            .or_else(|| mappings::find(processes))
             .or_else(|| descriptor_numbers::find(open))
             .or_else(|| sockets::find_unknown_kind(open)),
         When::Frozen => found,

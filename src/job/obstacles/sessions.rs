@@ -6,6 +6,8 @@
 
 use std::collections::HashMap;
 
+use procfs::process::Stat;
+
 use super::{Finding, Obstacle, ProcessName};
 use crate::job::tree::{self, Process};
 
@@ -18,22 +20,17 @@ struct Member {
 }
 
 /// Searches for the first of `processes` that CRIU cannot restore in its session. The first process is the tree's root.
-pub(super) fn find(processes: &[Process]) -> Option<Obstacle> {
-    let member = |process: &Process| {
-        // A process that has exited needs no session.
-        let stat = tree::stat(process.host_pid).ok()?;
-        Some(Member {
-            pid: process.host_pid,
-            parent: stat.ppid,
-            session: stat.session,
-        })
+pub(super) fn find(processes: &[(Process, Stat)]) -> Option<Obstacle> {
+    let member = |(process, stat): &(Process, Stat)| Member {
+        pid: process.host_pid,
+        parent: stat.ppid,
+        session: stat.session,
     };
-    let members: Vec<Member> = processes.iter().filter_map(member).collect();
+    let members: Vec<Member> = processes.iter().map(member).collect();
     let lost = first_lost(&members)?;
     let inside = |host_pid| {
-        let same = processes
-            .iter()
-            .find(|process| process.host_pid == host_pid);
+        let mut all = processes.iter().map(|(process, _)| process);
+        let same = all.find(|process| process.host_pid == host_pid);
         same.map(|process| process.pid)
     };
     let named = |pid| ProcessName::of(pid, inside(pid).unwrap_or(pid));

@@ -52,16 +52,12 @@ fn lost(pid: i32, descriptor: &Descriptor) -> Option<Finding> {
     if Borrower::new(pid).and_then(|it| it.unread(number)) > Some(0) {
         return Some(Finding::Events(number));
     }
-    let mut lines = descriptor.info().lines();
-    if lines.any(is_for_one_event) {
-        return Some(Finding::WatchedOnce(number));
-    }
-    let link = descriptor
-        .info()
-        .lines()
-        .filter_map(Watched::parse)
-        .find_map(|watched| watched.link(pid));
-    link.map(Finding::WatchedLink)
+    descriptor.info().lines().find_map(|line| {
+        if is_for_one_event(line) {
+            return Some(Finding::WatchedOnce(number));
+        }
+        Watched::parse(line)?.link(pid).map(Finding::WatchedLink)
+    })
 }
 
 /// Returns true for a watch of `/proc/PID/fdinfo/FD` that ends with its first event.

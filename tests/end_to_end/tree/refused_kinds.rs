@@ -318,6 +318,29 @@ hold(lambda: os.close(folder))
     );
 }
 
+/// After the refusal, the process has the file alone, or the file's descriptor is before that of the folder.
+#[apply(as_root_and_user)]
+fn a_removed_file_in_a_folder_that_is_made_first_is_named() {
+    for let_go in ["os.close(outer)", "os.dup2(outer, 200), os.close(outer)"] {
+        let script = format!(
+            r#"
+import shutil
+os.makedirs("outer/inner")
+outer = os.open("outer", os.O_RDONLY)
+inner = os.open("outer/inner/file", os.O_RDWR | os.O_CREAT)
+shutil.rmtree("outer")
+hold(lambda: ({let_go}))
+"#
+        );
+        let message = [
+            "/outer/inner/file open",
+            "removed folder /",
+            "close or leave",
+        ];
+        refused_until_it_lets_go(&script, &message);
+    }
+}
+
 #[apply(as_root_and_user)]
 fn a_sealed_memfd_that_is_mapped_is_named() {
     let script = r#"

@@ -1,0 +1,103 @@
+//! Mappings that CRIU (4.2) cannot dump or restore.
+//!
+//! - The kernel's data (`[vvar]`) without its code (`[vdso]`), as Valgrind leaves it: a restore that finds the data looks for
+//!   the code, too, because the kernel's pair may be at another address (`vdso_proxify`: "Can't find vDSO area in image"). A
+//!   process that has unmapped both is restored.
+//! - A read-only mapping of a sealed memfd: CRIU maps it by a descriptor for writing before it adds the seals, and the
+//!   kernel refuses to seal (`F_SEAL_WRITE`) what can be mapped for writing.
+//! - Without root, a System V segment in two mappings side by side: CRIU takes the second one for memory without a segment.
+//!
+//! The mappings are read before the freeze only: programs make such ones when they start.
+
+use std::fs::{self, File};
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use nix::unistd::geteuid;
+use procfs::process::{MMPermissions, MMapPath, MemoryMap};
+
+use super::{Finding, Obstacle};
+use crate::job::nodes::map_link;
+use crate::job::tree::{self, Process};
+
+/// Searches for the first such mapping. A process that has exited has none.
+pub(super) fn find(processes: &[Process]) -> Option<Obstacle> {
+    processes.iter().find_map(|process| {
+        let maps: Vec<MemoryMap> = tree::maps(process.host_pid).ok()?.into_iter().collect();
+        let is_sealed = |map| is_sealed(process.host_pid, map);
+        let finding = if lacks_code(&maps) {
+            Finding::NoVdso
+        } else if maps.iter().any(is_sealed) {
+            Finding::SealedMapping
+        } else if !geteuid().is_root() && maps.windows(2).any(are_of_one_segment) {
+            Finding::SplitSegment
+        } else {
+            return None;
+        };
+        Some(Obstacle::of(process, finding))
+    })
+}
+
+fn lacks_code(maps: &[MemoryMap]) -> bool {
+    let have = |part| maps.iter().any(|map| map.pathname == part);
+    have(MMapPath::Vvar) && !have(MMapPath::Vdso)
+}
+
+fn are_of_one_segment(pair: &[MemoryMap]) -> bool {
+    let [left, right] = pair else {
+        return false;
+    };
+    let is_segment = |map: &MemoryMap| matches!(map.pathname, MMapPath::Vsys(_));
+    is_segment(left)
+        && is_segment(right)
+        && left.inode == right.inode
+        && left.address.1 == right.address.0
+}
+
+fn is_sealed(pid: i32, map: &MemoryMap) -> bool {
+    let is_memfd = matches!(&map.pathname, MMapPath::Path(path) if path.to_string_lossy().starts_with("/memfd:"));
+    let only_read =
+        map.perms & (MMPermissions::SHARED | MMPermissions::WRITE) == MMPermissions::SHARED;
+    if !is_memfd || !only_read {
+        return false;
+    }
+    // This link shows the mode of the descriptor by which the file was mapped. To follow it takes a privilege.
+    let (begin, end) = map.address;
+    let link = PathBuf::from(format!("/proc/{pid}/map_files/{begin:x}-{end:x}"));
+    let is_for_writing =
+        fs::symlink_metadata(link).is_ok_and(|link| link.permissions().mode() & 0o200 != 0);
+    is_for_writing && File::open(map_link(pid, map)).is_ok_and(|file| may_not_be_written(&file))
+}
+
+fn may_not_be_written(file: &File) -> bool {
+    let seals = fcntl(file, FcntlArg::F_GET_SEALS).map(SealFlag::from_bits_truncate);
+    seals.is_ok_and(|seals| seals.contains(SealFlag::F_SEAL_WRITE))
+}
+
+#[cfg(test)]
+mod tests {
+    use procfs::FromBufRead;
+    use procfs::process::MemoryMaps;
+
+    use super::*;
+
+    #[test]
+    fn data_without_code_is_found() {
+        let line =
+            |name: &&str| format!("7ffc6d5e2000-7ffc6d5e6000 r--p 00000000 00:00 0    {name}\n");
+        let lacks = |names: &[&str]| {
+            let text: String = names.iter().map(line).collect();
+            let maps = MemoryMaps::from_buf_read(text.as_bytes()).unwrap();
+            lacks_code(&maps.into_iter().collect::<Vec<_>>())
+        };
+        assert!(lacks(&["[stack]", "[vvar]"]));
+        assert!(lacks(&["[vvar]", "/x[vdso]"]));
+        for names in [&["[vvar]", "[vdso]"][..], &["[vdso]"], &["[stack]"], &[]] {
+            assert!(!lacks(names), "{names:?}");
+        }
+        let me = i32::try_from(std::process::id()).unwrap();
+        let own = tree::maps(me).unwrap().into_iter();
+        assert!(!lacks_code(&own.collect::<Vec<_>>()));
+    }
+}
