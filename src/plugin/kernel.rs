@@ -26,6 +26,7 @@ mod number {
     use core::ffi::c_long;
     pub const WRITE: c_long = 1;
     pub const OPENAT: c_long = 257;
+    pub const GETSOCKOPT: c_long = 55;
     pub const PREAD64: c_long = 17;
     pub const PWRITE64: c_long = 18;
 }
@@ -34,6 +35,7 @@ mod number {
     use core::ffi::c_long;
     pub const WRITE: c_long = 64;
     pub const OPENAT: c_long = 56;
+    pub const GETSOCKOPT: c_long = 209;
     pub const PREAD64: c_long = 67;
     pub const PWRITE64: c_long = 68;
 }
@@ -42,6 +44,8 @@ mod number {
 pub const READ: c_long = 0;
 #[cfg(target_arch = "aarch64")]
 pub const READ: c_long = 63;
+
+const SOL_SOCKET: c_long = 1;
 
 /// Number of `mount_setattr`, the same on every machine.
 pub const MOUNT_SETATTR: c_long = 442;
@@ -102,6 +106,20 @@ fn transfer(
     // SAFETY: the callers have so many bytes there, writable ones for a read.
     let moved = unsafe { system_call(number, arguments) };
     usize::try_from(moved).map_err(|_| error(moved))
+}
+
+/// Option of a socket: its kind.
+pub const SO_TYPE: c_long = 3;
+
+/// Returns the value of an option of a socket; zeros for other files.
+pub fn socket_option(socket: c_long, option: c_long) -> [u64; 2] {
+    let mut value = [0_u64; 2];
+    let mut len = size_of_val(&value);
+    let (into, room) = (address(&raw mut value), address(&raw mut len));
+    let arguments = [socket, SOL_SOCKET, option, into, room, 0];
+    // SAFETY: the kernel writes at most so many bytes.
+    unsafe { system_call(number::GETSOCKOPT, arguments) };
+    value
 }
 
 /// Returns the number of an error.

@@ -8,7 +8,7 @@
 use core::ffi::{c_int, c_long};
 
 use super::interposed::as_library;
-use super::short_calls::{GETSOCKOPT, SO_TYPE, SOL_SOCKET};
+use super::kernel::{SO_TYPE, socket_option};
 use super::system_call::{address, system_call};
 
 /// `struct msghdr`, of which a call changes the lengths and flags.
@@ -39,11 +39,7 @@ pub unsafe extern "C" fn recvmsg(socket: c_int, message: *mut Message, flags: c_
 
 /// Returns true for a socket with messages, where no bytes are an empty message, or the end.
 fn has_messages(socket: c_int) -> bool {
-    let (mut kind, mut len) = (0_i32, 4_u32);
-    let (into, room) = (address(&raw mut kind), address(&raw mut len));
-    let arguments = [socket.into(), SOL_SOCKET, SO_TYPE, into, room, 0];
-    // SAFETY: the kernel writes a number of four bytes.
-    unsafe { system_call(GETSOCKOPT, arguments) };
+    let [kind, _] = socket_option(socket.into(), SO_TYPE);
     kind == DATAGRAMS || kind == PACKETS
 }
 
@@ -52,8 +48,8 @@ fn has_messages(socket: c_int) -> bool {
 const LOOKS_MAX: u32 = 600;
 /// `MSG_PEEK | MSG_DONTWAIT`.
 const LOOK: c_int = 0x2 | 0x40;
-const DATAGRAMS: i32 = 2;
-const PACKETS: i32 = 5;
+const DATAGRAMS: u64 = 2;
+const PACKETS: u64 = 5;
 
 #[cfg(target_arch = "x86_64")]
 const RECVMSG: c_long = 47;

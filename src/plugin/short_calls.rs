@@ -21,11 +21,11 @@ use core::ffi::{c_int, c_long};
 use super::call_dispatch::Dispatch;
 use super::inode::{Inode, Links};
 use super::interrupted::{Call, calls};
-use super::kernel::close;
+use super::kernel::{SO_TYPE, close, socket_option};
 use super::listing::{for_each_line, with_file};
 use super::mapping::range;
 use super::remote_calls::Remote;
-use super::system_call::{AT_FDCWD, address, system_call};
+use super::system_call::{AT_FDCWD, system_call};
 use super::text::Text;
 use super::tracing::{
     R10, RAX, RDI, RDX, RIP, RSI, RSP, Registers, SYSCALL_BYTES, below_stack, peek, poke, poke_all,
@@ -207,16 +207,12 @@ pub fn time_limit(pid: c_int, descriptor: u64) -> u64 {
 
 /// Returns the value of an option; zeros for other files than sockets.
 fn ask_socket(pid: c_int, descriptor: u64, option: c_long) -> [u64; 2] {
-    let mut value = [0_u64; 2];
-    let mut len = size_of_val(&value);
-    // SAFETY: takes numbers only; so do the following two. The kernel writes at most so many bytes.
+    // SAFETY: takes numbers only; so do the following ones.
     unsafe {
         let process = system_call(PIDFD_OPEN, [pid.into(), 0, 0, 0, 0, 0]);
         let number = descriptor.cast_signed() as c_long;
         let socket = system_call(PIDFD_GETFD, [process, number, 0, 0, 0, 0]);
-        let (value, len) = (address(&raw mut value), address(&raw mut len));
-        let arguments = [socket, SOL_SOCKET, option, value, len, 0];
-        system_call(GETSOCKOPT, arguments);
+        let value = socket_option(socket, option);
         for file in [process, socket] {
             if let Ok(file) = c_int::try_from(file)
                 && file >= 0
@@ -224,8 +220,8 @@ fn ask_socket(pid: c_int, descriptor: u64, option: c_long) -> [u64; 2] {
                 close(file);
             }
         }
+        value
     }
-    value
 }
 
 /// Flags by which a call takes bytes from a stream in a way of its own: `MSG_OOB`, `MSG_PEEK`, `MSG_ERRQUEUE`.
@@ -244,12 +240,6 @@ const READ_EXECUTE: u64 = 1 | 4;
 const PRIVATE_ANONYMOUS: u64 = 2 | 0x20;
 const PIDFD_OPEN: c_long = 434;
 const PIDFD_GETFD: c_long = 438;
-#[cfg(target_arch = "x86_64")]
-pub const GETSOCKOPT: c_long = 55;
-#[cfg(target_arch = "aarch64")]
-pub const GETSOCKOPT: c_long = 209;
-pub const SOL_SOCKET: c_long = 1;
-pub const SO_TYPE: c_long = 3;
 const SO_RCVTIMEO: c_long = 20;
 const SO_SNDTIMEO: c_long = 21;
 const SOCK_STREAM: u64 = 1;

@@ -8,7 +8,9 @@ use std::sync::Arc;
 
 use super::bundled_files::companions;
 use super::error::RestoreError;
-use crate::files::{Content, Done, KeptFiles, Kind, Lost, Rollback, Sources, SpareContents};
+use crate::files::{
+    Content, Done, ImageFiles, KeptFiles, Kind, Lost, Rollback, Sources, SpareContents,
+};
 use crate::job::OpenFile;
 use crate::run::image_facts::{ImageFacts, KEPT_LIST, rest_stream};
 use crate::run::run_context::RunContext;
@@ -215,9 +217,13 @@ impl Kept {
         let open = open
             .map(|file| (file.path.as_path(), file.is_locked))
             .collect();
-        let rollback = context
-            .files
-            .plan(id.number(), &set, (&open, &spare), has_come)?;
+        let rollback = context.files.plan(&ImageFiles {
+            id: id.number(),
+            has_come,
+            set: &set,
+            open: &open,
+            spare: &spare,
+        })?;
         Ok(Some(Self {
             id,
             set: Arc::new(set),

@@ -17,26 +17,32 @@ use crate::run::image_facts::rest_stream;
 use crate::run::run_context::RunContext;
 use crate::store::ImageWriter;
 
-/// Copies files of the set, as far as the limits on contents and the disk allow, and counts them in `kept`. `earlier` is
-/// the set of the newest image: what it has of a file takes no room.
+/// The set of an image in the making, and that of the newest one.
+pub(super) struct Sets<'a> {
+    pub set: &'a KeptFiles,
+    /// What it has of a file takes no room.
+    pub earlier: Option<&'a KeptFiles>,
+}
+
+/// Copies files of the set, as far as the limits on contents and the disk allow, and counts them in `kept`.
 pub(super) fn keep(
     context: &RunContext,
     writer: &ImageWriter,
-    (set, earlier): (&KeptFiles, Option<&KeptFiles>),
+    sets: &Sets<'_>,
     appended: &[AppendedFile],
     kept: &mut Kept,
 ) -> Result<(), SnapshotError> {
     let limits = &context.config.files;
     let mut room = limits.keep_total.saturating_sub(kept.bytes);
     let opened = |path: &PathBuf| appended.iter().find(|it| it.path == *path);
-    let files = set.files.iter().zip(0..);
+    let files = sets.set.files.iter().zip(0..);
     for ((path, file), number) in files.filter(|((_, file), _)| file.is_appended()) {
         let Some(AppendedFile { opened, .. }) = opened(path).filter(|it| file.is(&it.opened))
         else {
             continue;
         };
         let size = file.size();
-        let before = earlier.and_then(|earlier| earlier.files.get(path));
+        let before = sets.earlier.and_then(|earlier| earlier.files.get(path));
         let before = before.filter(|before| before.is_same_file(file));
         let new = size.saturating_sub(before.map_or(0, KeptFile::size));
         if size > limits.keep_content.min(room) || !disk_space::has_room(context, new) {

@@ -264,11 +264,8 @@ impl<'a> Dump<'a> {
         refuse_obstacles(self.subject.job, &processes, &open, When::Frozen)?;
         self.inherited.check(&open)?;
         let mut opened = Opened::record(open)?;
-        let appended = opened.take_appended();
-        let uses = opened.written();
         let beforehand = taken(&self.beforehand)?;
-        let keeping = FileCopies::begin(self.context(), self.image, (&uses, appended), beforehand)?;
-        drop(uses);
+        let keeping = FileCopies::begin(self.context(), self.image, &mut opened, beforehand)?;
         Ok((opened, keeping))
     }
 

@@ -15,14 +15,14 @@ use std::time::Instant;
 
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 
-use super::appended_files;
+use super::appended_files::{self, Sets};
 use super::contents::{Contents, open};
 use super::error::SnapshotError;
+use super::job_facts::Opened;
 use crate::clock;
 use crate::config;
 use crate::files::{
-    Changes, Content, Kept, KeptFile, KeptFiles, Kind, OpenUses, SoFar, Unkept, Writer,
-    is_in_memory,
+    Changes, Content, Kept, KeptFile, KeptFiles, Kind, SoFar, Unkept, Writer, is_in_memory,
 };
 use crate::job::{self, AppendedFile, Descriptors, OpenFile};
 use crate::run::image_facts::{KEPT_LIST, kept_stream};
@@ -148,23 +148,24 @@ impl Beforehand {
 }
 
 impl FileCopies {
-    /// Lists the changed files and copies contents within the time limit. The job is frozen meanwhile; `open` are the
-    /// files that it has open for writing, `appended` those that it only appends to.
+    /// Lists the changed files and copies contents within the time limit. The job is frozen meanwhile and has `opened` open.
     pub fn begin(
         context: &RunContext,
         image: ImageId,
-        (open, appended): (&OpenUses<'_>, Vec<AppendedFile>),
+        opened: &mut Opened,
         Beforehand { contents, so_far }: Beforehand,
     ) -> Result<Self, SnapshotError> {
         let begun = clock::now();
         let frozen_ns = clock::unix_ns();
         let mut keeping = Self {
-            changes: context.files.changes(image.number(), open, so_far),
+            changes: context
+                .files
+                .changes(image.number(), &opened.written(), so_far),
             image,
             beforehand_bytes: contents.offset,
             contents,
             later: Vec::new(),
-            appended,
+            appended: opened.take_appended(),
             unread: 0,
             frozen_ns,
             freeze_seconds: 0.0,
@@ -334,8 +335,11 @@ impl FileCopies {
             unread: self.unread,
             ..set.summary()
         };
-        let sets = (&set, earlier.as_deref().map(|it| &*it.set));
-        appended_files::keep(context, writer, sets, &self.appended, &mut kept)?;
+        let sets = Sets {
+            set: &set,
+            earlier: earlier.as_deref().map(|it| &*it.set),
+        };
+        appended_files::keep(context, writer, &sets, &self.appended, &mut kept)?;
         Ok((Arc::new(set), kept))
     }
 }

@@ -14,24 +14,32 @@ use super::{JobFiles, NO_WATCHER};
 use crate::clock;
 use crate::sync::locked;
 
+/// What an image has and knows of the job's files.
+#[derive(Debug)]
+pub struct ImageFiles<'a> {
+    /// Number of the image.
+    pub id: u64,
+    /// True if it came from another machine.
+    pub has_come: bool,
+    /// Its list.
+    pub set: &'a KeptFiles,
+    /// Files that its processes have open or mapped, with true if they had locked them.
+    pub open: &'a BTreeMap<&'a Path, bool>,
+    /// Contents of files that the job appends to, and that are not as they were.
+    pub spare: &'a SpareContents,
+}
+
 impl JobFiles {
-    /// Plans the rollback to the set of an image, whose processes have the files `open`, and which has `spare` contents; see
-    /// [`Rollback::plan`]. `has_come` is true if the image came from another machine.
+    /// Plans the rollback to the files of an image; see [`Rollback::plan`].
     ///
     /// # Errors
     /// See [`Rollback::plan`]; also if the record cannot be read.
-    pub fn plan(
-        &self,
-        id: u64,
-        set: &KeptFiles,
-        (open, spare): (&BTreeMap<&Path, bool>, &SpareContents),
-        has_come: bool,
-    ) -> Result<Rollback, RollbackError> {
+    pub fn plan(&self, image: &ImageFiles<'_>) -> Result<Rollback, RollbackError> {
         let mut state = locked(&self.state);
         let path = state.record.path().to_owned();
         let caught_up = marker::locked_record(&path)
             .and_then(|_lock| {
-                self.record_reports(&path, set.frozen_ns)?;
+                self.record_reports(&path, image.set.frozen_ns)?;
                 state.record.catch_up()
             })
             .and_then(|()| state.record.end_cut());
@@ -43,17 +51,17 @@ impl JobFiles {
         let place = Place {
             folder: &self.folder,
             ours: &self.ours,
-            open,
-            spare,
+            open: image.open,
+            spare: image.spare,
             held: &self.held,
             included: &self.included,
             excluded: &self.excluded,
             shared: &self.shared,
             on_lost: self.on_lost,
             ended_ns: state.record.ended_ns(),
-            is_elsewhere: has_come && !state.record.has(id),
+            is_elsewhere: image.has_come && !state.record.has(image.id),
         };
-        Rollback::plan(set, state.record.since(id), place)
+        Rollback::plan(image.set, state.record.since(image.id), place)
     }
 
     /// Notes in the record that the files are those of an image: from now on, the job's changes are known. To be called

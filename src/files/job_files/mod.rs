@@ -22,6 +22,7 @@ use super::record::{Evidence, Record};
 use super::record_line::{Line, append};
 use crate::clock;
 use crate::sync::locked;
+pub use at_restore::ImageFiles;
 pub use kept_summary::Kept;
 
 /// Reason why changes may be missing if the job's programs report theirs.

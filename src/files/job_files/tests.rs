@@ -2,7 +2,9 @@
 
 use super::super::changes::OpenUse;
 use super::super::file_set::{Content, Kind, Writer};
+use super::super::lost::RollbackError;
 use super::super::record_line::JobChange;
+use super::super::rollback::Rollback;
 use super::*;
 
 fn open(top: &Path) -> JobFiles {
@@ -20,6 +22,17 @@ fn open(top: &Path) -> JobFiles {
         choice,
     )
     .unwrap()
+}
+
+fn plan_of(files: &JobFiles, set: &KeptFiles, has_come: bool) -> Result<Rollback, RollbackError> {
+    let (open, spare) = (BTreeMap::new(), BTreeMap::new());
+    files.plan(&ImageFiles {
+        id: 3,
+        has_come,
+        set,
+        open: &open,
+        spare: &spare,
+    })
 }
 
 #[test]
@@ -85,23 +98,16 @@ fn an_image_of_another_machine_replaces_what_is_there() {
     std::fs::remove_file(path("missing")).unwrap();
 
     let files = open(&top);
-    let refused = files
-        .plan(3, &set, (&BTreeMap::new(), &BTreeMap::new()), false)
-        .unwrap_err()
-        .to_string();
+    let refused = plan_of(&files, &set, false).unwrap_err().to_string();
     assert!(refused.contains("program.py"), "{refused}");
-    let plan = files
-        .plan(3, &set, (&BTreeMap::new(), &BTreeMap::new()), true)
-        .unwrap();
+    let plan = plan_of(&files, &set, true).unwrap();
     let names = plan.put_back.iter().map(|(path, _)| path);
     assert!(names.eq([&path("changed"), &path("missing")]));
     assert!(plan.aside.is_empty());
 
     // From now on the job runs here, and a file without a record is not its own.
     files.begin_from(3, &set).unwrap();
-    let plan = files
-        .plan(3, &set, (&BTreeMap::new(), &BTreeMap::new()), true)
-        .unwrap();
+    let plan = plan_of(&files, &set, true).unwrap();
     assert!(plan.put_back.is_empty() && plan.aside.is_empty());
 }
 
@@ -131,9 +137,7 @@ fn an_equal_file_of_another_machine_is_the_jobs() {
     };
     let files = open(&top);
     let put_back = || {
-        let plan = files
-            .plan(3, &set, (&BTreeMap::new(), &BTreeMap::new()), true)
-            .unwrap();
+        let plan = plan_of(&files, &set, true).unwrap();
         plan.put_back
             .into_iter()
             .map(|(path, _)| path)
