@@ -81,6 +81,13 @@ pub fn plugin_calls(
     (!list.is_empty()).then(|| (name(variables::CALLS), list.join(";").into()))
 }
 
+/// Returns the variable with exit codes of processes that had ended at the dump, by pids as seen by CRIU, if there are any.
+#[must_use]
+pub fn plugin_ends(codes: impl Iterator<Item = (i32, u8)>) -> Option<PluginVariable> {
+    let list: Vec<String> = codes.map(|(pid, code)| format!("{pid} {code}")).collect();
+    (!list.is_empty()).then(|| (name(variables::EXIT_CODES), list.join(";").into()))
+}
+
 /// Returns the variable that makes functions of the plugin replace those of the C library. Creates a link to the plugin
 /// in `folder`, whose path must have neither spaces nor colons.
 ///

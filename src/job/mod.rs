@@ -41,7 +41,8 @@ pub use input::{Input, InputMark};
 pub use links::{DumpLock, remove_links};
 pub use nodes::{Node, NodeKind, NodesError, needed};
 pub use obstacles::{
-    Finding, Obstacle, ProcessName, When, find_obstacle, find_unmounted, have_huge_pages,
+    ExitCode, Finding, Obstacle, ProcessName, When, exit_codes, find_obstacle, find_unmounted,
+    have_huge_pages,
 };
 pub use output::{Output, OutputMark, Patience, Relation, Shown, StatusLine};
 pub use process::{environment, has_mapped, user, users, variable};

@@ -191,13 +191,18 @@ pub unsafe extern "C" fn fork() -> c_int {
     if is_at_end && !SAVED.swap(true, Ordering::Relaxed) {
         late_signals::save();
     }
-    // SAFETY: the name ends with a zero.
-    let next = unsafe { dlsym(NEXT, c"fork".as_ptr()) };
+    let next = next_of(c"fork");
     if next.is_null() {
         return short(as_library(-38)); // ENOSYS
     }
     // SAFETY: the C library's function.
     unsafe { core::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> c_int>(next)() }
+}
+
+/// Returns the function of the C library that one here replaces; null if there is none.
+pub fn next_of(name: &CStr) -> *mut c_void {
+    // SAFETY: the name ends with a zero.
+    unsafe { dlsym(NEXT, name.as_ptr()) }
 }
 
 /// Requests that return a word: `PTRACE_PEEKTEXT`, `PTRACE_PEEKDATA`, `PTRACE_PEEKUSER`.

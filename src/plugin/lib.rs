@@ -9,8 +9,8 @@
 //! links of other users cannot redirect CRIU (`guard`). The plugin asks the supervisor for permission at several steps
 //! (`question`).
 //!
-//! Preloaded into CRIU, it takes the place of some functions of the C library: `interposed` at a dump, `pages`,
-//! `reserved` and `subreaper` at a restore, `refused` where CRIU has no privileges on the machine.
+//! Preloaded into CRIU, it takes the place of some functions of the C library: `interposed` at a dump, `exit_codes`,
+//! `pages`, `reserved` and `subreaper` at a restore, `refused` where CRIU has no privileges on the machine.
 //!
 //! It is loaded into CRIU, which runs as root, with any C library: it uses no standard library, links nothing and
 //! allocates nothing. It knows only device numbers. The supervisor checks that no process uses the devices.
@@ -23,6 +23,7 @@
 
 mod call_dispatch;
 mod connection;
+mod exit_codes;
 mod extended_registers;
 mod filters;
 mod frozen_files;

@@ -27,6 +27,9 @@ pub const FILTERS: &CStr = c"CKPT_RUN_PLUGIN_FILTERS";
 pub const WAIT_MS: &CStr = c"CKPT_RUN_PLUGIN_WAIT_MS";
 /// System calls that restored threads make before they run; `remote_calls.rs` has the format.
 pub const CALLS: &CStr = c"CKPT_RUN_PLUGIN_CALLS";
+/// Pids and exit codes of processes that had ended at the dump, in decimal: `PID CODE;PID CODE`. Those of which CRIU keeps
+/// all bits may be missing.
+pub const EXIT_CODES: &CStr = c"CKPT_RUN_PLUGIN_EXIT_CODES";
 /// Descriptor of the file in memory with the state that CRIU omits, in decimal. Set at a dump, and at a restore if there is
 /// any such state.
 pub const OMITTED: &CStr = c"CKPT_RUN_PLUGIN_OMITTED";

@@ -17,10 +17,10 @@ use crate::clock;
 use crate::config;
 use crate::criu::{
     ImagePipe, ImageSource, Inherited, MEMORY_FILES, OPEN_FILES, OmittedState, RestoreOptions,
-    Serve, Tcp, asks_when_restored, plugin_calls, plugin_interposes, plugin_reads_directly,
-    plugin_restores, reports_shortage, restore_arguments, without_sizes,
+    Serve, Tcp, asks_when_restored, plugin_calls, plugin_ends, plugin_interposes,
+    plugin_reads_directly, plugin_restores, reports_shortage, restore_arguments, without_sizes,
 };
-use crate::job::{self, ThreadAttributes};
+use crate::job;
 use crate::run::format::{logged, why};
 use crate::run::image_facts::{ImageFacts, OMITTED_STATE};
 use crate::run::run_context::RunContext;
@@ -101,7 +101,7 @@ pub(super) fn run_criu(
     let interposes = plugin_interposes(&libdir, sockets.path());
     environment.push(interposes.map_err(RestoreError::Prepare)?);
     environment.extend(landing.environment()?);
-    environment.extend(own_calls(&facts.attributes));
+    environment.extend(own_calls(facts));
     let omitted_number = omitted_number.filter(|_| omitted.is_some());
     environment.extend(omitted_number.map(OmittedState::variable));
     environment.push(asks_when_restored(sockets.path()));
@@ -358,13 +358,16 @@ impl Failure {
     }
 }
 
-/// Returns the variable with system calls that only the restored threads themselves can make.
-fn own_calls(attributes: &[ThreadAttributes]) -> Option<(OsString, OsString)> {
-    let own = attributes
+/// Returns the variables with system calls that only the restored threads themselves can make, and with exit codes.
+fn own_calls(facts: &ImageFacts) -> impl Iterator<Item = (OsString, OsString)> {
+    let ended = facts.exit_codes.iter().map(|ended| (ended.pid, ended.code));
+    let own = facts
+        .attributes
         .iter()
         .filter(|it| it.personality.is_some() || it.memory_policy.is_some());
-    plugin_calls(own.map(|it| {
+    let calls = own.map(|it| {
         let policy = it.memory_policy.map(|policy| (policy.mode, policy.nodes));
         (it.thread, it.personality, policy)
-    }))
+    });
+    plugin_calls(calls).into_iter().chain(plugin_ends(ended))
 }

@@ -13,7 +13,9 @@ use crate::agent_client::Token;
 use crate::checked;
 use crate::clock;
 use crate::files::Kept;
-use crate::job::{Node, OpenFile, ProcessAccount, SocketOptions, Sockets, ThreadAttributes, Timer};
+use crate::job::{
+    ExitCode, Node, OpenFile, ProcessAccount, SocketOptions, Sockets, ThreadAttributes, Timer,
+};
 use crate::path_text::{self, CommandLine};
 use crate::sandbox::{Clocks, Hidden, Isolation, JobPids, Network};
 use crate::store::{ImageId, WorkShares};
@@ -162,6 +164,9 @@ pub struct ImageFacts {
     pub socket_options: Vec<SocketOptions>,
     /// The job's timers that a restore starts again.
     pub timers: Vec<Timer>,
+    /// Exit codes that CRIU does not restore; empty in images made before they were recorded.
+    #[serde(default)]
+    pub exit_codes: Vec<ExitCode>,
     /// Thread attributes that a restore sets again.
     #[serde(default)]
     pub attributes: Vec<ThreadAttributes>,

@@ -67,6 +67,7 @@ pub(crate) struct Recorded {
     huge_pages: bool,
     clocks: Option<Clocks>,
     attributes: Vec<job::ThreadAttributes>,
+    exit_codes: Vec<job::ExitCode>,
     streams: Marks,
 }
 
@@ -87,6 +88,7 @@ impl Recorded {
                 .first()
                 .and_then(|root| Clocks::of(root.host_pid).ok()),
             attributes: job::record_attributes(&processes),
+            exit_codes: job::exit_codes(&processes),
             processes,
             users: job::users(&pids),
             // A timer may expire while the job is frozen, after CRIU has read it.
@@ -163,6 +165,7 @@ impl Recorded {
             socket_options: self.socket_options,
             timers: self.timers,
             attributes: self.attributes,
+            exit_codes: self.exit_codes,
         }
     }
 }

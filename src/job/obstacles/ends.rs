@@ -1,29 +1,65 @@
 //! Ends of processes that CRIU (4.2) restores differently: it keeps seven bits of the exit code of a process that was not
-//! waited for, and each restored process tells its parent of its end by SIGCHLD.
+//! waited for (the plugin restores all), and each restored process tells its parent of its end by SIGCHLD.
 
 use nix::sys::signal::Signal;
 use procfs::process::Stat;
+use serde::{Deserialize, Serialize};
 
 use super::{Finding, Obstacle};
-use crate::job::tree::Process;
+use crate::checked;
+use crate::job::tree::{Process, stat};
 
-/// Smallest exit code of which a restored zombie lacks a bit.
+/// Smallest exit code of which CRIU loses a bit.
 const EXIT_CODE_MIN: i32 = 128;
+/// Limit on such exit codes: the kernel limits a variable to 128 KiB, and each takes up to 12 bytes in the plugin's.
+const EXIT_CODES_MAX: usize = 8192;
 
-/// Searches for the first such process.
-pub(super) fn find(processes: &[(Process, Stat)]) -> Option<Obstacle> {
-    processes
-        .iter()
-        .find_map(|(process, stat)| Some(Obstacle::of(process, lost(stat)?)))
+/// The exit code of a process that has ended and was not waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExitCode {
+    /// Pid as the job sees it.
+    #[serde(deserialize_with = "checked::pid")]
+    pub pid: i32,
+    /// The exit code.
+    pub code: u8,
 }
 
-fn lost(stat: &Stat) -> Option<Finding> {
-    if stat.state == 'Z' {
-        let code = stat.exit_code? >> 8;
-        return (code >= EXIT_CODE_MIN).then_some(Finding::Zombie(code));
-    }
-    let signal = stat.exit_signal.unwrap_or(Signal::SIGCHLD as i32);
-    (signal != Signal::SIGCHLD as i32).then_some(Finding::ExitSignal(signal))
+/// Returns the exit codes that CRIU does not restore.
+#[must_use]
+pub fn exit_codes(processes: &[Process]) -> Vec<ExitCode> {
+    let ended = |process: &Process| {
+        let code = lost_code(&stat(process.host_pid).ok()?)?;
+        Some(ExitCode {
+            pid: process.pid,
+            code,
+        })
+    };
+    processes.iter().filter_map(ended).collect()
+}
+
+/// Searches for the first process whose end cannot be restored.
+pub(super) fn find(processes: &[(Process, Stat)]) -> Option<Obstacle> {
+    let mut codes = 0;
+    processes.iter().find_map(|(process, stat)| {
+        codes += usize::from(lost_code(stat).is_some());
+        let finding = if codes > EXIT_CODES_MAX {
+            Finding::ExitCodes(EXIT_CODES_MAX)
+        } else {
+            Finding::ExitSignal(other_signal(stat)?)
+        };
+        Some(Obstacle::of(process, finding))
+    })
+}
+
+fn lost_code(stat: &Stat) -> Option<u8> {
+    let code = stat.exit_code.filter(|_| stat.state == 'Z')? >> 8;
+    u8::try_from(code).ok().filter(|_| code >= EXIT_CODE_MIN)
+}
+
+/// Returns the signal of a process that lives, if it is another one.
+fn other_signal(stat: &Stat) -> Option<i32> {
+    let signal = stat.exit_signal.filter(|_| stat.state != 'Z')?;
+    (signal != Signal::SIGCHLD as i32).then_some(signal)
 }
 
 #[cfg(test)]
@@ -37,7 +73,8 @@ mod tests {
     fn exit_codes_of_eight_bits_are_found() {
         for (script, expected) in [
             ("exit 127", None),
-            ("exit 128", Some(Finding::Zombie(128))),
+            ("exit 128", Some(128)),
+            ("exit 255", Some(255)),
             ("kill -KILL $$", None),
         ] {
             let mut child = Command::new("sh").args(["-c", script]).spawn().unwrap();
@@ -49,13 +86,19 @@ mod tests {
                 }
                 std::thread::yield_now();
             };
-            let found = find(&[(process, over)]).map(|found| found.finding);
-            assert_eq!(found, expected, "{script}");
+            let found = exit_codes(&[process]);
+            let codes: Vec<u8> = found.iter().map(|found| found.code).collect();
+            assert_eq!(codes, Vec::from_iter(expected), "{script}");
+            let many = vec![(process, over); EXIT_CODES_MAX + 1];
+            assert_eq!(find(&many[1..]), None);
+            let finding = find(&many).map(|found| found.finding);
+            let too_many = expected.map(|_| Finding::ExitCodes(EXIT_CODES_MAX));
+            assert_eq!(finding, too_many);
             child.wait().unwrap();
         }
         let mut own = stat(i32::try_from(std::process::id()).unwrap()).unwrap();
-        assert_eq!(lost(&own), None);
+        assert_eq!(other_signal(&own), None);
         own.exit_signal = Some(10);
-        assert_eq!(lost(&own), Some(Finding::ExitSignal(10)));
+        assert_eq!(other_signal(&own), Some(10));
     }
 }

@@ -22,6 +22,7 @@ mod terminals;
 mod unmounted;
 mod watches;
 
+pub use ends::{ExitCode, exit_codes};
 pub use hugetlb::have_huge_pages;
 pub use obstacle::{Finding, Obstacle, ProcessName};
 pub(super) use proc_files::is_proc_file;

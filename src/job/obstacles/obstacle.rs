@@ -40,7 +40,7 @@ impl Obstacle {
             | Finding::Events(_)
             | Finding::ProcFile { .. }
             | Finding::Terminal(_)
-            | Finding::Zombie(_)
+            | Finding::ExitCodes(_)
             | Finding::ExitSignal(_)
             | Finding::Removed { .. }
             | Finding::RemovedTogether { .. }
@@ -133,12 +133,12 @@ pub enum Finding {
          Valgrind"
     )]
     NoVdso,
-    /// The process has ended with this exit code, of which a restored one lacks a bit.
+    /// Many processes have ended with exit codes of which CRIU restores seven bits.
     #[error(
-        "has ended with exit code {0}, and its parent has not waited for it yet, which CRIU cannot restore; let the parent \
-         wait for it"
+        "has ended with an exit code of 128 or more, and its parent has not waited for it yet; no more than {0} such \
+         processes can be restored; let the parent wait for them"
     )]
-    Zombie(i32),
+    ExitCodes(usize),
     /// The end of the process causes another signal than SIGCHLD.
     #[error(
         "tells its parent of its end by signal {0} instead of SIGCHLD (clone), which CRIU cannot restore; start it by \

@@ -180,10 +180,11 @@ def ends(how):
     pid = os.fork()
     if pid == 0: how()
     return pid
-exited, killed = ends(lambda: os._exit(7)), ends(lambda: os.kill(os.getpid(), signal.SIGKILL))
-for pid in exited, killed: os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+ended = [ends(lambda: os._exit(code)) for code in (7, 127, 128, 200, 255)]
+ended.append(ends(lambda: os.kill(os.getpid(), signal.SIGKILL)))
+for pid in ended: os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 for i in steps(): note(i)
-for pid in exited, killed: note(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+for pid in ended: note(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 ",
     );
 }

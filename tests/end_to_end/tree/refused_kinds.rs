@@ -286,12 +286,6 @@ fn a_descriptor_close_to_the_limit_is_named() {
 
 #[apply(as_root_and_user)]
 fn an_end_that_is_restored_differently_is_named() {
-    let ended = r#"
-child = subprocess.Popen(["sh", "-c", "exit 200"])
-os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-hold(child.wait)
-"#;
-    refused_until_it_lets_go(ended, &["(sh) has ended with exit code 200", "wait for it"]);
     // clone without a stack is a fork.
     let signals = r"
 import ctypes, signal

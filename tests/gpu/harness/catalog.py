@@ -142,6 +142,7 @@ ONE_GPU = (
     Job(
         "expandable",
         "JOBS/big.py --gib 2",
+        steps=400,
         more=(("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),),
     ),
     Job("module", "-m pkg.train"),

@@ -1,11 +1,15 @@
 """A training by PyTorch Lightning, whose Trainer imports mpi4py: MPI_Init starts Open MPI's orted beside it."""
 
+import os
+
 import common
 
 BATCH = 64
 
 
 def main():
+    # One machine: without this, MPI_Init fails where there is no ssh.
+    os.environ.setdefault("OMPI_MCA_plm", "isolated")
     options = common.parse(__doc__)
     torch = common.prepare_torch()
     import lightning
