@@ -35,7 +35,7 @@ pub use changes::{OpenUse, OpenUses, SoFar};
 pub use file_comparison::SpareContents;
 pub use file_set::{Content, KeptFile, KeptFiles, Kind, Unkept, Writer, is_in_memory};
 pub use held::Held;
-pub use job_files::{Changes, Choice, ImageFiles, JobFiles, Kept};
+pub use job_files::{ACCOUNTING, Changes, Choice, ImageFiles, JobFiles, Kept};
 pub use lost::{Lost, OnLost, RollbackError};
 pub use put_back::{Done, Sources};
 pub use record::changed_by_job;

@@ -31,7 +31,7 @@ use super::passing::Passing;
 use super::record_line::{JobChange, Line, listed_folders};
 use crate::clock;
 
-/// First argument that makes the binary a watcher. The folders of ckpt-run follow, which contain no files of the job.
+/// First argument that makes the binary a watcher. Paths follow below which nothing is the job's.
 pub const WATCHER_ARGUMENT: &str = "__watch";
 /// Descriptor of the record. The next number is the connection to the supervisor.
 pub const LOG_DESCRIPTOR: RawFd = 200;
@@ -50,7 +50,7 @@ const FILES_MAX: usize = 65_536;
 /// Prefixes of names that CRIU creates and removes beside the job's files and in `/tmp`.
 const CRIU_PREFIXES: [&[u8]; 2] = [b"link_remap.", b".criu."];
 
-/// Watches until standard input ends. The folders `ours` contain no files of the job.
+/// Watches until standard input ends. Nothing below the paths `ours` is the job's.
 #[must_use]
 pub fn main(ours: Vec<PathBuf>) -> ExitCode {
     // Signals sent to all processes of the sandbox are for the job.

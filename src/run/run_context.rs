@@ -223,6 +223,7 @@ impl RunContext {
             argv: [self.program.as_path(), Path::new(WATCHER_ARGUMENT)]
                 .into_iter()
                 .chain(self.files.ours().iter().map(PathBuf::as_path))
+                .chain(files::ACCOUNTING.map(Path::new))
                 .map(|word| word.as_os_str().to_owned())
                 .collect(),
             environment: Vec::new(),

@@ -29,6 +29,8 @@ pub use kept_summary::Kept;
 const REPORTS_ONLY: &str = "the kernel reports them to root only, and programs that are linked statically or written in Go report none";
 /// Reason why changes may be missing if nobody records them.
 const NO_WATCHER: &str = "no watcher records the job's changes";
+/// Usual paths of process accounting (acct(2)), a file in which the kernel writes in the name of each process that ends.
+pub const ACCOUNTING: [&str; 3] = ["/var/log/account", "/var/account", "/var/log/pacct"];
 /// Name of the record in the store.
 const RECORD: &str = "files.log";
 

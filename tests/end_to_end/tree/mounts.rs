@@ -41,25 +41,54 @@ fn a_mount_of_the_job_in_the_kernels_folders_is_named() {
 /// then there is a file `unmounted`, or `busy`.
 fn start_beside(place: &Place, point: &str, script: &str) -> Run {
     std::fs::create_dir(place.file(point)).unwrap();
-    std::fs::write(place.file("job.py"), script).unwrap();
     let machine = r#"mount --make-rshared / && mount -t tmpfs none "$point" || exit
         "$@" </dev/null & run=$!
         read word && if umount "$point"; then : >unmounted; else : >busy; fi
         wait $run"#;
+    start_on_machine(place, &[("point", point)], machine, script)
+}
+
+/// Starts a job by a shell script in namespaces of its own, which gets ckpt-run's command as its arguments.
+fn start_on_machine(place: &Place, environment: &[(&str, &str)], machine: &str, job: &str) -> Run {
+    std::fs::write(place.file("job.py"), job).unwrap();
     let ours = place.command(&["--interval", "never", "--", "python3", "-u", "job.py"]);
     let mut command = Command::new("unshare");
     command
-        .args(["--mount", "--propagation", "private", "sh", "-c", machine])
-        .arg("sh")
+        .args(["--pid", "--fork", "--kill-child", "--mount-proc"])
+        .args(["--propagation", "private", "sh", "-c", machine, "sh"])
         .arg(ours.get_program())
         .args(ours.get_args())
         .current_dir(place.path())
-        .env("point", point)
+        .envs(environment.iter().copied())
         .env("XDG_CONFIG_HOME", place.path())
         .env("CKPT_RUN_RESTART_BACKOFF", "50ms");
     place.spawn(command, |command| {
         command.stdin(Stdio::piped());
     })
+}
+
+/// Has process accounting, in the shell's PID namespace, and programs that end beside ckpt-run.
+const ACCOUNTED: &str = r#"mount -t tmpfs none /var/log && mkdir /var/log/account && : >/var/log/account/pacct || exit
+    python3 -c 'import ctypes, sys; sys.exit(ctypes.CDLL(None).acct(b"/var/log/account/pacct"))' || exit
+    while sleep 0.02; do :; done &
+    "$@" </dev/null"#;
+
+#[apply(as_root)]
+fn process_accounting_is_none_of_the_jobs_files() {
+    let place = Place::new();
+    let script = "import os, subprocess\nprint('ready', flush=True)\n\
+                  while not os.path.exists('go'): subprocess.run(['sleep', '0.02'])\n\
+                  print(os.path.getsize('/var/log/account/pacct') > 0)";
+    let own = [("CKPT_RUN_FILES_EXCLUDE", "~/.cache")];
+    let mut run = start_on_machine(&place, &own, ACCOUNTED, script);
+    place.wait_for("out", "ready");
+    for _ in 0..2 {
+        place.snapshot();
+        run.crash();
+    }
+    place.go();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    assert_eq!(place.text("out"), "ready\nTrue\n");
 }
 
 #[apply(as_root)]
