@@ -142,6 +142,46 @@ pub static CAUSES: &[Cause] = &[
         "wait: a snapshot works once the job has accepted the connection",
     ),
     criu(
+        &["Control messages in queue, not supported"],
+        "data waits on a unix socket whose reader is told the sender (SO_PASSCRED)",
+        "wait: a snapshot works once the job has read it",
+    ),
+    criu(
+        &["unix: Can't resolve name for socket"],
+        "the name of a unix socket of the job was removed, or another socket has it, which CRIU cannot save without root",
+        "let the job keep the name, or close the socket; or run ckpt-run as root",
+    ),
+    criu(
+        &["unix: Unable too cut"],
+        "a unix socket of the job was renamed",
+        "let the job bind it at its final path",
+    ),
+    criu(
+        &["Dump eventpoll"],
+        "an epoll set has a file that the process has closed and another one has open",
+        "let the job take files out of the set before it closes them (EPOLL_CTL_DEL), or not leave them to children",
+    ),
+    criu(
+        &["Can't obtain piped data size"],
+        "the job has a named pipe open without access to its data (O_PATH)",
+        "let it close the descriptor before snapshots",
+    ),
+    criu(
+        &["No CTL for TTY dump"],
+        "a descriptor of a terminal waits on a unix socket",
+        "wait: a snapshot works once the job has received it",
+    ),
+    criu(
+        &["Can't make VM id"],
+        "two processes of the job share their memory (clone with CLONE_VM, or vfork)",
+        "let them be threads, or not share it",
+    ),
+    criu(
+        &["Can't make FS id"],
+        "two processes of the job share their working folder (clone with CLONE_FS)",
+        "let them be threads, or not share it",
+    ),
+    criu(
         &["PIDFD_THREAD flag"],
         "the job has a descriptor of a thread open (pidfd_open with PIDFD_THREAD)",
         "let it close that before snapshots, or open the process instead",

@@ -10,6 +10,38 @@ use super::*;
 /// 6.18) and copied unchanged from the log; the others are composed from CRIU's source.
 const LINES: &[(&str, &str)] = &[
     (
+        "Error (criu/sk-queue.c:144): skqueue: Control messages in queue, not supported",
+        "told the sender",
+    ),
+    (
+        "Error (criu/sk-unix.c:322): unix: Can't resolve name for socket 0xe",
+        "name of a unix socket",
+    ),
+    (
+        "Error (criu/sk-unix.c:698): unix: Unable too cut rel.sock from ./tmp/w/new.sock",
+        "was renamed",
+    ),
+    (
+        "Error (criu/cr-dump.c:1703): Dump eventpoll (pid: 28555) failed with -1",
+        "epoll set",
+    ),
+    (
+        "Error (criu/pipes.c:425): fifo: Can't obtain piped data size",
+        "O_PATH",
+    ),
+    (
+        "Error (criu/tty.c:1865): tty: No CTL for TTY dump, likely SCM case",
+        "descriptor of a terminal",
+    ),
+    (
+        "Error (criu/cr-dump.c:668): Can't make VM id for 28555",
+        "share their memory",
+    ),
+    (
+        "Error (criu/cr-dump.c:675): Can't make FS id for 28555",
+        "share their working folder",
+    ),
+    (
         "(00.02) Error (criu/sk-inet.c:144): inet: Unsupported proto 262 for socket 9f01a5",
         "MPTCP",
     ),

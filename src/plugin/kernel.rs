@@ -20,6 +20,7 @@ pub const EIO: c_int = 5;
 pub const EAGAIN: c_int = 11;
 pub const ENOMEM: c_int = 12;
 pub const EACCES: c_int = 13;
+pub const EINVAL: c_int = 22;
 
 #[cfg(target_arch = "x86_64")]
 mod number {

@@ -6,20 +6,25 @@
 //! openat          EPERM: `stand_in`   EACCES: `settings`   a thread's status: `filters`
 //! stat, fstatat   EPERM: `stand_in`
 //! write           `settings`
+//! fchownat        EINVAL, for a user or group that is not mapped here: EPERM, and CRIU looks whether the file has it
 //! ```
 
 use core::ffi::{CStr, c_char, c_int, c_long, c_uint, c_void};
 use core::slice;
 
 use super::interposed::as_library;
-use super::kernel::{EACCES, EPERM, openat_with, write_some};
+use super::kernel::{EACCES, EINVAL, EPERM, openat_with, write_some};
 use super::system_call::{AT_FDCWD, address, system_call};
 use super::{filters, settings, stand_in};
 
 #[cfg(target_arch = "x86_64")]
 const NEWFSTATAT: c_long = 262;
+#[cfg(target_arch = "x86_64")]
+const FCHOWNAT: c_long = 260;
 #[cfg(target_arch = "aarch64")]
 const NEWFSTATAT: c_long = 79;
+#[cfg(target_arch = "aarch64")]
+const FCHOWNAT: c_long = 54;
 /// Size of a `struct stat` in words.
 const STAT_WORDS: usize = if cfg!(target_arch = "x86_64") { 18 } else { 16 };
 
@@ -101,6 +106,32 @@ pub unsafe extern "C" fn fstatat64(
         }
         return 0;
     }
+    #[allow(clippy::cast_possible_truncation, reason = "0 or -1")]
+    let result = as_library(result) as c_int;
+    result
+}
+
+/// Gives a file to a user and a group like the function of the C library.
+///
+/// # Safety
+/// The path ends with a zero.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fchownat(
+    folder: c_int,
+    path: *const c_char,
+    user: c_uint,
+    group: c_uint,
+    flags: c_int,
+) -> c_int {
+    let (path, user, group) = (address(path), user.into(), group.into());
+    let arguments = [folder.into(), path, user, group, flags.into(), 0];
+    // SAFETY: by the contract above.
+    let result = unsafe { system_call(FCHOWNAT, arguments) };
+    let result = if result == -c_long::from(EINVAL) {
+        -c_long::from(EPERM)
+    } else {
+        result
+    };
     #[allow(clippy::cast_possible_truncation, reason = "0 or -1")]
     let result = as_library(result) as c_int;
     result

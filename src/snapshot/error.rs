@@ -4,8 +4,10 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use procfs::ProcError;
+
 use crate::gpu::error::GpuError;
-use crate::job;
+use crate::job::{self, Finding, Obstacle, ProcessName};
 use crate::run::failure_kind::FailureKind;
 use crate::run::format::size;
 use crate::sandbox::SandboxError;
@@ -219,6 +221,14 @@ impl From<job::TreeError> for SnapshotError {
         match error {
             // The tree's root exits with the job.
             job::TreeError::NoRoot => Self::Ended,
+            job::TreeError::Process {
+                pid,
+                source: ProcError::PermissionDenied(_),
+            } => Obstacle {
+                process: ProcessName::of(pid, pid),
+                finding: Finding::Closed,
+            }
+            .into(),
             job::TreeError::Process { .. } | job::TreeError::TooMany => Self::Tree(error),
         }
     }

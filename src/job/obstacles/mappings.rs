@@ -1,13 +1,15 @@
-//! Mappings that CRIU (4.2) cannot dump or restore.
+//! Mappings and programs that CRIU (4.2) cannot dump or restore.
 //!
 //! - The kernel's data (`[vvar]`) without its code (`[vdso]`), as Valgrind leaves it: a restore that finds the data looks for
 //!   the code, too, because the kernel's pair may be at another address (`vdso_proxify`: "Can't find vDSO area in image"). A
 //!   process that has unmapped both is restored.
 //! - A read-only mapping of a sealed memfd: CRIU maps it by a descriptor for writing before it adds the seals, and the
 //!   kernel refuses to seal (`F_SEAL_WRITE`) what can be mapped for writing.
+//! - A program that was executed from a memfd ("No entry for reg-file-ID").
+//! - A System V segment that is mapped in part ("Sysv shmem with a hole not supported").
 //! - Without root, a System V segment in two mappings side by side: CRIU takes the second one for memory without a segment.
 //!
-//! The mappings are read before the freeze only: programs make such ones when they start.
+//! They are searched before the freeze only: programs make such mappings when they start.
 
 use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt;
@@ -30,6 +32,10 @@ pub(super) fn find(processes: &[Process]) -> Option<Obstacle> {
             Finding::NoVdso
         } else if maps.iter().any(is_sealed) {
             Finding::SealedMapping
+        } else if is_from_memory(process) {
+            Finding::MemoryProgram
+        } else if has_part_of_segment(&maps) {
+            Finding::SegmentPart
         } else if !geteuid().is_root() && maps.windows(2).any(are_of_one_segment) {
             Finding::SplitSegment
         } else {
@@ -42,6 +48,24 @@ pub(super) fn find(processes: &[Process]) -> Option<Obstacle> {
 fn lacks_code(maps: &[MemoryMap]) -> bool {
     let have = |part| maps.iter().any(|map| map.pathname == part);
     have(MMapPath::Vvar) && !have(MMapPath::Vdso)
+}
+
+fn is_from_memory(process: &Process) -> bool {
+    let program = fs::read_link(format!("/proc/{}/exe", process.host_pid));
+    program.is_ok_and(|program| program.to_string_lossy().starts_with("/memfd:"))
+}
+
+/// Returns true if a segment is mapped from a place behind its beginning, and what is before that is not mapped before it.
+fn has_part_of_segment(maps: &[MemoryMap]) -> bool {
+    let is_inside = |map: &MemoryMap| matches!(map.pathname, MMapPath::Vsys(_)) && map.offset != 0;
+    let continues = |number: usize| {
+        let pair = number
+            .checked_sub(1)
+            .and_then(|left| maps.get(left..=number));
+        pair.is_some_and(are_of_one_segment)
+    };
+    let mut numbered = maps.iter().enumerate();
+    numbered.any(|(number, map)| is_inside(map) && !continues(number))
 }
 
 fn are_of_one_segment(pair: &[MemoryMap]) -> bool {
@@ -81,6 +105,30 @@ mod tests {
     use procfs::process::MemoryMaps;
 
     use super::*;
+
+    #[test]
+    fn a_part_of_a_segment_is_found() {
+        let has_part = |lines: &[(u64, u64, u64)]| {
+            let line = |(from, to, offset): &(u64, u64, u64)| {
+                format!(
+                    "{from:08x}-{to:08x} rw-s {offset:08x} 00:01 7    /SYSV00000000 (deleted)\n"
+                )
+            };
+            let text: String = lines.iter().map(line).collect();
+            let maps = MemoryMaps::from_buf_read(text.as_bytes()).unwrap();
+            has_part_of_segment(&maps.into_iter().collect::<Vec<_>>())
+        };
+        assert!(!has_part(&[(0x1000, 0x3000, 0), (0x5000, 0x7000, 0)]));
+        assert!(
+            !has_part(&[(0x1000, 0x2000, 0), (0x2000, 0x3000, 0x1000)]),
+            "mprotect"
+        );
+        assert!(
+            has_part(&[(0x1000, 0x2000, 0), (0x3000, 0x4000, 0x2000)]),
+            "a hole"
+        );
+        assert!(has_part(&[(0x2000, 0x3000, 0x1000)]), "the beginning");
+    }
 
     #[test]
     fn data_without_code_is_found() {

@@ -44,6 +44,8 @@ impl Obstacle {
             | Finding::ExitSignal(_)
             | Finding::Removed { .. }
             | Finding::RemovedTogether { .. }
+            | Finding::RemovedName(_)
+            | Finding::RemovedOwner(_)
             | Finding::WatchedOnce(_)
             | Finding::Unmounted(_) => true,
             Finding::Stray
@@ -55,6 +57,10 @@ impl Obstacle {
             | Finding::NoVdso
             | Finding::SealedMapping
             | Finding::SplitSegment
+            | Finding::SegmentPart
+            | Finding::MemoryProgram
+            | Finding::Closed
+            | Finding::AsksForFiles
             | Finding::DescriptorNumber { .. }
             | Finding::Socket { .. }
             | Finding::Tun(_)
@@ -169,6 +175,41 @@ pub enum Finding {
         /// The former path of the folder, which may be the same.
         folder: PathBuf,
     },
+    /// A removed file has a name that CRIU cannot extend.
+    #[error(
+        "has the removed file {} open, whose name is too long for CRIU to make it again; give it a shorter one (237 bytes)",
+        .0.display()
+    )]
+    RemovedName(PathBuf),
+    /// A removed file belongs to another user or group, which an ordinary user cannot give it.
+    #[error(
+        "has the removed file {} open, which belongs to another user or group, so that it cannot be made again without root; \
+         let the process close it (or restart after an update of its files), or run ckpt-run as root",
+        .0.display()
+    )]
+    RemovedOwner(PathBuf),
+    /// The process lets no other program of its user look at it.
+    #[error(
+        "lets no other program of its user inspect it (PR_SET_DUMPABLE, as ssh-agent does, or a program that the user may \
+         not read); start it outside of the job, or run ckpt-run as root"
+    )]
+    Closed,
+    /// A program was executed from memory.
+    #[error(
+        "runs a program that was executed from memory (memfd_create, fexecve), which CRIU cannot restore; run it from a file"
+    )]
+    MemoryProgram,
+    /// A part of a System V segment is not mapped.
+    #[error(
+        "has unmapped a part of a System V segment, which CRIU cannot restore; let it keep or detach all of it (shmdt)"
+    )]
+    SegmentPart,
+    /// A process decides whether others may open files.
+    #[error(
+        "decides whether other programs may open files (fanotify permission events), which would hold up a snapshot for \
+         ever; run it outside of the job"
+    )]
+    AsksForFiles,
     /// A sealed memfd is mapped for reading.
     #[error(
         "has mapped a sealed memfd (F_SEAL_WRITE), which CRIU cannot restore; let it map the memory privately, or by a \

@@ -5,6 +5,8 @@
 //! - If there is another folder at the path of a removed one, the process gets that one, and an empty one is gone afterwards;
 //!   with files in it, no restore succeeds.
 //! - For a removed file it needs the folders above it.
+//! - It adds up to 18 bytes to the name of a removed file for a moment.
+//! - Without root, a file can get no owner and group but the user's, or the group of its folder (setgid).
 //! - A folder in which it has made something else later cannot be removed, and the restore fails ("Couldn't unlink remap").
 
 use std::collections::{HashMap, HashSet};
@@ -14,6 +16,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use nix::libc;
+use nix::unistd::{getegid, geteuid};
 use procfs::process::Stat;
 
 use super::{Finding, Obstacle};
@@ -21,8 +25,13 @@ use crate::job::descriptors::{Descriptor, Descriptors, Target};
 use crate::job::files::is_deleted;
 use crate::job::tree::Process;
 
+/// Longest name of a file (`NAME_MAX`), and what CRIU adds to it: `.cr.`, up to eight digits, `.ghost`.
+const NAME_BYTES_MAX: usize = 255;
+const ADDED_BYTES: usize = 18;
 /// End of the target of a link to a removed file; a name may end in this way, too.
 const REMOVED: &[u8] = b" (deleted)";
+/// Beginning of the kernel's name for a file in memory that never had a path.
+const MEMFD: &[u8] = b"/memfd:";
 
 /// Searches for the first such file or folder. The first of the processes is the root of their tree.
 pub(super) fn find(processes: &[(Process, Stat)], open: &[Descriptors]) -> Option<Obstacle> {
@@ -38,7 +47,12 @@ pub(super) fn find(processes: &[(Process, Stat)], open: &[Descriptors]) -> Optio
         let finding = links.find_map(|link| {
             let (path, about) = removed(&link)?;
             let is_new = seen.insert((about.dev(), about.ino()));
-            let finding = is_new.then(|| lost(&path, about.is_dir(), &folders))?;
+            let finding = is_new.then(|| {
+                let by_path = lost(&path, about.is_dir(), &folders);
+                by_path.or_else(|| {
+                    is_of_others(&path, &about).then(|| Finding::RemovedOwner(path.clone()))
+                })
+            })?;
             if about.is_dir() {
                 folders.push(path);
             }
@@ -72,11 +86,11 @@ fn removed(link: &Path) -> Option<(PathBuf, Metadata)> {
     // While the process computes, the link may lead elsewhere at the next look.
     let Target { held, path } = Target::of(link)?;
     let about = File::from(held).metadata().ok()?;
+    let bytes = path.as_os_str().as_bytes();
     // The kernel removes the names of an exited process from /proc itself.
-    if about.nlink() > 0 || path.starts_with("/proc") {
-        return None;
-    }
-    let path = path.as_os_str().as_bytes().strip_suffix(REMOVED)?;
+    let is_kernels = path.starts_with("/proc") || bytes.starts_with(MEMFD);
+    let is_removed = about.nlink() == 0 && !is_kernels;
+    let path = bytes.strip_suffix(REMOVED).filter(|_| is_removed)?;
     Some((OsStr::from_bytes(path).into(), about))
 }
 
@@ -87,8 +101,23 @@ fn lost(path: &Path, is_folder: bool, earlier: &[PathBuf]) -> Option<Finding> {
         let folder = folder.clone();
         return Some(Finding::RemovedTogether { path, folder });
     }
+    let name_bytes = path.file_name().map_or(0, OsStr::len);
+    if !is_folder && name_bytes > NAME_BYTES_MAX - ADDED_BYTES {
+        return Some(Finding::RemovedName(path));
+    }
     let other = in_the_way(&path, is_folder)?.to_owned();
     Some(Finding::Removed { path, other })
+}
+
+/// Returns true if a file cannot have its owner and group again.
+fn is_of_others(path: &Path, about: &Metadata) -> bool {
+    let (user, group) = (geteuid(), getegid().as_raw());
+    let is_given = || {
+        let folder = path.parent().and_then(|folder| folder.metadata().ok());
+        folder.is_some_and(|it| it.mode() & libc::S_ISGID != 0 && it.gid() == about.gid())
+    };
+    let has_group = about.gid() == group || is_given();
+    !(user.is_root() || about.uid() == user.as_raw() && has_group)
 }
 
 /// Returns what is in the way of a removed file or folder.
@@ -131,6 +160,11 @@ mod tests {
             assert_eq!(lost(name, "a"), Some(expected));
         }
         assert_eq!(lost("a", "a/b"), None);
+        for (bytes, is_long) in [(237, false), (238, true)] {
+            let path = path(&"a".repeat(bytes));
+            let found = super::lost(&path, false, &[]);
+            assert_eq!(found, is_long.then_some(Finding::RemovedName(path)));
+        }
         assert_eq!(lost("ab", "a"), None);
     }
 

@@ -2,10 +2,10 @@
     unsafe_code,
     reason = "a system call without a safe wrapper, and the descriptor it returns"
 )]
-//! Watches of files (inotify, fanotify) that a restore would lose in part.
+//! Watches of files (inotify, fanotify) that a restore would lose in part, or that would hold up a snapshot.
 //!
 //! CRIU (4.2.1) drops unread events, and a program that waits for one of them waits forever. CRIU finds a watched file
-//! by its path or its handle. It does not find a symbolic link that is watched itself (`IN_DONT_FOLLOW`): the dump
+//! by its path or its handle. A job that decides about opens of files (fanotify) cannot do that while it is frozen. It does not find a symbolic link that is watched itself (`IN_DONT_FOLLOW`): the dump
 //! succeeds, and the restore fails.
 
 use std::fs::{self, File};
@@ -56,16 +56,30 @@ fn lost(pid: i32, descriptor: &Descriptor) -> Option<Finding> {
         if is_for_one_event(line) {
             return Some(Finding::WatchedOnce(number));
         }
+        if decides(line) {
+            return Some(Finding::AsksForFiles);
+        }
         Watched::parse(line)?.link(pid).map(Finding::WatchedLink)
     })
 }
 
 /// Returns true for a watch of `/proc/PID/fdinfo/FD` that ends with its first event.
 fn is_for_one_event(line: &str) -> bool {
+    line.starts_with("inotify ") && mask(line) & u64::from(libc::IN_ONESHOT) != 0
+}
+
+/// Returns true for a mark of `/proc/PID/fdinfo/FD` that asks for permission.
+fn decides(line: &str) -> bool {
+    let asks = libc::FAN_OPEN_PERM | libc::FAN_ACCESS_PERM | libc::FAN_OPEN_EXEC_PERM;
+    line.starts_with("fanotify ") && mask(line) & asks != 0
+}
+
+/// Returns the events of a watch or mark.
+fn mask(line: &str) -> u64 {
     let mut words = line.split_whitespace();
     let mask = words.find_map(|word| word.strip_prefix("mask:"));
-    let mask = mask.and_then(|mask| u32::from_str_radix(mask, 16).ok());
-    line.starts_with("inotify ") && mask.is_some_and(|mask| mask & libc::IN_ONESHOT != 0)
+    mask.and_then(|mask| u64::from_str_radix(mask, 16).ok())
+        .unwrap_or(0)
 }
 
 /// The file of an inotify watch.

@@ -2,12 +2,15 @@
 
 use std::fs;
 use std::io::Read;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 
 use super::survival::survives;
-use crate::harness::{ON_REQUEST, Place, Run, apply, as_root, as_root_and_user, wait_until};
+use crate::harness::{
+    ON_REQUEST, Place, Run, apply, as_root, as_root_and_user, as_user, skip, wait_until,
+};
 
 #[apply(as_root_and_user)]
 fn files_opened_in_every_mode_go_back_with_the_job() {
@@ -319,4 +322,41 @@ fn snapshot_waiting_for_another_job_is_reported() {
     held.wait().expect("it ends");
     place.go();
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
+}
+
+/// Project folders of clusters are like this: the kernel gives new files the folder's group, which a user namespace does not
+/// have.
+#[apply(as_user)]
+fn temporary_files_of_a_shared_folder_keep_their_group() {
+    if !nix::unistd::geteuid().is_root() {
+        skip("folders of other groups need root");
+        return;
+    }
+    let place = Place::new();
+    let shared = place.file("shared");
+    fs::create_dir(&shared).unwrap();
+    chown(&shared, None, Some(64002)).unwrap();
+    fs::set_permissions(&shared, fs::Permissions::from_mode(0o2777)).unwrap();
+    let script = r#"
+import os, socket, tempfile, time
+file = tempfile.TemporaryFile(dir="shared"); file.write(b"text"); file.flush()
+server = socket.socket(socket.AF_UNIX); server.bind("shared/socket"); server.listen()
+group = os.fstat(file.fileno()).st_gid
+print("ready", flush=True)
+while not os.path.exists("go"): time.sleep(0.01)
+file.seek(0)
+client = socket.socket(socket.AF_UNIX); client.connect("shared/socket")
+print(file.read(), os.fstat(file.fileno()).st_gid == group)
+"#;
+    let mut run = place.start_python(&ON_REQUEST, script);
+    place.wait_for("out", "ready\n");
+    place.snapshot();
+    run.crash();
+    place.go();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    assert_eq!(place.text("out"), "ready\nb'text' True\n");
+    assert_eq!(
+        fs::metadata(place.file("shared/socket")).unwrap().gid(),
+        64002
+    );
 }

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use crate::harness::{
     ON_REQUEST, Place, Run, apply, as_root, as_root_and_user, as_user, copy_environment, program,
-    stderr,
+    skip, stderr,
 };
 
 /// Common beginning of the jobs: `hold(SOMETHING)` keeps it until the test writes `let go`.
@@ -333,6 +333,102 @@ hold(lambda: ({let_go}))
         ];
         refused_until_it_lets_go(&script, &message);
     }
+}
+
+#[apply(as_root_and_user)]
+fn a_removed_file_with_a_long_name_is_named() {
+    let script = r#"
+name = "n" * 240
+file = os.open(name, os.O_RDWR | os.O_CREAT); os.unlink(name)
+hold(lambda: os.close(file))
+"#;
+    refused_until_it_lets_go(script, &["nnn open", "too long", "237"]);
+}
+
+/// As of a library that an update has replaced.
+#[apply(as_user)]
+fn a_removed_file_of_another_user_is_named() {
+    if !nix::unistd::geteuid().is_root() {
+        skip("files of two users need root");
+        return;
+    }
+    let place = Place::new();
+    fs::write(place.file("of-root"), "text").expect("written");
+    let script = r#"
+file = os.open("of-root", os.O_RDONLY); os.unlink("of-root")
+hold(lambda: os.close(file))
+"#;
+    let run = place.start_python(&ON_REQUEST, &format!("{PRELUDE}{script}"));
+    refused_at_first(&place, run, &["/of-root open", "another user", "as root"]);
+}
+
+#[apply(as_root_and_user)]
+fn a_part_of_a_system_v_segment_is_named() {
+    let script = r"
+import ctypes
+c = ctypes.CDLL(None, use_errno=True)
+c.shmat.restype = ctypes.c_void_p
+IPC_CREAT = 0o1000
+segment = c.shmget(0, 4 * 4096, IPC_CREAT | 0o600)
+at = c.shmat(segment, None, 0)
+assert c.munmap(ctypes.c_void_p(at + 4096), 4096) == 0
+def let_go():
+    assert c.shmdt(ctypes.c_void_p(at)) == 0
+    c.shmctl(segment, 0, None)
+hold(let_go)
+";
+    refused_until_it_lets_go(script, &["part of a System V segment", "shmdt"]);
+}
+
+#[apply(as_user)]
+fn a_process_that_lets_nobody_inspect_it_is_named() {
+    let script = r#"
+import ctypes
+PR_SET_DUMPABLE = 4
+child = os.fork()
+if child == 0:
+    ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+    open("closed", "w").close()
+    while True: time.sleep(1)
+gate("closed")
+hold(lambda: (os.kill(child, 9), os.waitpid(child, 0)))
+"#;
+    refused_until_it_lets_go(
+        script,
+        &["(python3) lets no other program", "ssh-agent", "as root"],
+    );
+}
+
+#[apply(as_root_and_user)]
+fn a_program_executed_from_memory_is_named() {
+    let script = r#"
+program = os.memfd_create("program", 0)
+os.write(program, open("/bin/sleep", "rb").read())
+child = os.fork()
+if child == 0: os.execve(program, ["sleep", "1000"], {})
+while not os.readlink(f"/proc/{child}/exe").startswith("/memfd:"): time.sleep(0.01)
+hold(lambda: (os.kill(child, 9), os.waitpid(child, 0), os.close(program)))
+"#;
+    refused_until_it_lets_go(script, &["executed from memory", "from a file"]);
+}
+
+/// The job could not answer while it is frozen.
+#[apply(as_root)]
+fn a_job_that_decides_about_opens_is_named() {
+    let script = r#"
+import ctypes
+c = ctypes.CDLL(None, use_errno=True)
+FAN_CLASS_CONTENT, FAN_MARK_ADD, FAN_OPEN_PERM, FAN_EVENT_ON_CHILD, AT_FDCWD = 4, 1, 0x10000, 0x08000000, -100
+os.mkdir("asked")
+group = c.fanotify_init(FAN_CLASS_CONTENT, os.O_RDONLY)
+assert group >= 0, ctypes.get_errno()
+assert c.fanotify_mark(group, FAN_MARK_ADD, ctypes.c_uint64(FAN_OPEN_PERM | FAN_EVENT_ON_CHILD), AT_FDCWD, b"asked") == 0
+hold(lambda: os.close(group))
+"#;
+    refused_until_it_lets_go(
+        script,
+        &["decides whether other programs", "outside of the job"],
+    );
 }
 
 #[apply(as_root_and_user)]
