@@ -33,7 +33,7 @@ pub use find::{CheckError, Criu, FindError, Search};
 pub use image_pipe::{ImagePipe, Sending, plugin_reads_directly};
 pub use log::{Reason, reason_in, reports_passing, reports_shortage};
 pub use message::MEMORY_FILES;
-pub use omitted::{OmittedState, Refused};
+pub use omitted::{OmittedState, Refused, lock_record};
 pub use plugin::{
     PluginVariable, install_plugin, plugin_calls, plugin_ends, plugin_interposes,
     plugin_leaves_filters, plugin_repeats, plugin_restores, plugin_takes,

@@ -109,6 +109,16 @@ impl OmittedState {
     }
 }
 
+/// Returns a record with a record lock: pid as seen by CRIU, descriptor, and a `struct flock`.
+#[must_use]
+pub fn lock_record(pid: i32, descriptor: i32, lock: [i64; 4]) -> Vec<u8> {
+    let lock = lock.map(i64::to_ne_bytes);
+    let content = [&descriptor.to_ne_bytes()[..], lock.as_flattened()].concat();
+    let len = u32::try_from(content.len()).unwrap_or(0);
+    let header = [variables::LOCK, pid.cast_unsigned(), len].map(u32::to_ne_bytes);
+    [header.as_flattened(), &content].concat()
+}
+
 /// Splits the header of a record from the rest.
 fn header(rest: &[u8]) -> Option<([u32; 3], &[u8])> {
     let (header, rest) = rest.split_first_chunk::<12>()?;

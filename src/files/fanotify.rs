@@ -12,7 +12,7 @@ use std::fs::{self, File, Metadata};
 use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
@@ -377,9 +377,13 @@ fn split(record: &[u8]) -> io::Result<(FilesystemId, &[u8], OsString)> {
     Ok((id, handle, OsString::from_vec(name.to_vec())))
 }
 
-/// Returns the file system and the file handle of a folder, in the form of events.
+/// Returns the file system and the file handle of a folder, in the form of events. By now, something else may have its name:
+/// to open a named pipe would wait.
 fn key_of(folder: &Path) -> io::Result<FileKey> {
-    let root = File::open(folder)?;
+    let root = File::options()
+        .read(true)
+        .custom_flags(libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW)
+        .open(folder)?;
     let id = filesystem_id(&root)?;
     let mut handle = Handle([0; HANDLE_BYTES + HANDLE_BYTES_MAX]);
     handle.0[..4].copy_from_slice(&u32::try_from(HANDLE_BYTES_MAX).unwrap_or(0).to_ne_bytes());

@@ -8,12 +8,15 @@ use std::path::{Path, PathBuf};
 use nix::unistd::geteuid;
 
 use super::describe::FileId;
-use super::file_set::{Content, KeptFile, KeptFiles, Kind, Writer, born_ns};
+use super::file_set::{Content, KeptFile, KeptFiles, Kind, Writer, born_ns, is_in_memory};
 use super::held::Held;
 use super::job_links::JobLinks;
 use super::lost::OnLost;
 use super::patterns::Patterns;
 use super::record::Since;
+
+/// Time that a killed job may take to end, in nanoseconds.
+const END_NS: i64 = 2_000_000_000;
 
 /// Places of contents, by the path of the file.
 pub type SpareContents = BTreeMap<PathBuf, Content>;
@@ -123,6 +126,17 @@ impl Comparison<'_> {
         self.place.open.get(path).is_some_and(|locked| *locked)
     }
 
+    /// Returns false for a file that can change while its times stay: in memory, stores through a mapping change none.
+    pub fn shows_changes(path: &Path, then: &KeptFile) -> bool {
+        !(then.is_mapped || then.kept().is_some() && is_in_memory(path))
+    }
+
+    /// Returns true if the file cannot have changed since.
+    pub fn is_unchanged(&self, path: &Path, then: &KeptFile, now: &KeptFile) -> bool {
+        then.is_unchanged(now, self.set.frozen_ns)
+            && (Self::shows_changes(path, then) || !self.is_recorded(path, Some(now)))
+    }
+
     /// Returns true if the file is as it was, and the record would have any change of it.
     pub fn has_no_change(&self, path: &Path, then: &KeptFile, now: &KeptFile) -> bool {
         then.looks_unchanged(now)
@@ -139,9 +153,13 @@ impl Comparison<'_> {
     }
 
     /// Returns true if the job has not run since, and the file is still the same one: on another machine, or in another
-    /// container, a path can lead elsewhere.
+    /// container, a path can lead elsewhere. Not a file that the end of the job may have changed: the kernel marks robust
+    /// mutexes in the mapped memory of a process that ends.
     pub fn is_by_others_alone(&self, then: &KeptFile, now: Option<&KeptFile>) -> bool {
-        self.since.is_stopped() && now.is_some_and(|now| then.is_same_file(now))
+        let is_by_end =
+            |now: &KeptFile| then.is_mapped && now.modified_ns <= self.since.stopped_ns() + END_NS;
+        let may_be_others = |now: &KeptFile| then.is_same_file(now) && !is_by_end(now);
+        self.since.is_stopped() && now.is_some_and(may_be_others)
     }
 
     /// Returns true if another program has changed the file since, also after the job's end.

@@ -22,7 +22,7 @@ use super::lost::RollbackError;
 use super::record_line::{JobChange, Line, append};
 use super::rollback::Rollback;
 use crate::known_errors::is_disk_full;
-use crate::safe_path::{Spot, give, is_just_made, is_of_kind};
+use crate::safe_path::{Spot, give, is_denied, is_just_made, is_of_kind};
 use crate::sparse_writer::SparseWriter;
 
 /// Name of the folder for files that the job created since the snapshot, in the folder of the restore.
@@ -90,7 +90,7 @@ impl Rollback {
         )?;
         let created = sources.aside.join(CREATED);
         for path in &self.aside {
-            let done = step().and_then(|()| set_aside(path, &created));
+            let done = step().and_then(|()| in_folder(path, || set_aside(path, &created)));
             system("set aside", path, done)?;
         }
         let mut putting = PutBack {
@@ -102,15 +102,23 @@ impl Rollback {
         };
         let is_folder = |file: &KeptFile| file.kind == Kind::Folder;
         for (path, file) in self.put_back.iter().filter(|(_, file)| is_folder(file)) {
-            system("put back", path, putting.put_back(path, file))?;
+            system(
+                "put back",
+                path,
+                in_folder(path, || putting.put_back(path, file)),
+            )?;
         }
         self.move_back(&created, step)?;
         for path in &self.folders {
-            let done = step().and_then(|()| set_aside(path, &created));
+            let done = step().and_then(|()| in_folder(path, || set_aside(path, &created)));
             system("remove", path, done)?;
         }
         for (path, file) in self.put_back.iter().filter(|(_, file)| !is_folder(file)) {
-            system("put back", path, putting.put_back(path, file))?;
+            system(
+                "put back",
+                path,
+                in_folder(path, || putting.put_back(path, file)),
+            )?;
         }
         // Changes of files change the times of their folders.
         for (path, file) in self.put_back.iter().rev() {
@@ -157,7 +165,7 @@ impl Rollback {
             system("rename", from, done)?;
         }
         for (_, to) in &self.moves {
-            let aside = step().and_then(|()| set_aside(to, created));
+            let aside = step().and_then(|()| in_folder(to, || set_aside(to, created)));
             system("set aside", to, aside)?;
             let done = step().and_then(|()| rename(&between(to), to));
             system("rename to", to, done)?;
@@ -180,6 +188,16 @@ impl Rollback {
         let lines = created.chain(between).chain(changed);
         append(record, &lines.collect::<Vec<_>>())
     }
+}
+
+/// Acts on a name, again if the user may not change names in its folder but owns it.
+fn in_folder(path: &Path, mut act: impl FnMut() -> io::Result<()>) -> io::Result<()> {
+    let done = act();
+    if !is_denied(&done) {
+        return done;
+    }
+    let _granted = Spot::of(path)?.grant_folder();
+    act()
 }
 
 /// Moves a file, link or empty folder below `aside`, under its whole path.
@@ -205,10 +223,7 @@ fn set_aside(path: &Path, aside: &Path) -> io::Result<()> {
     match fs::rename(&from, &to) {
         Err(error) if error.raw_os_error() == Some(nix::libc::EXDEV) => {
             if found.is_file() {
-                let mut source = File::options()
-                    .read(true)
-                    .custom_flags(nix::libc::O_NOFOLLOW)
-                    .open(&from)?;
+                let mut source = spot.open(File::options().read(true), 0)?;
                 let mut target = File::create(&to)?;
                 io::copy(&mut source, &mut target)?;
                 target.sync_all()?;
@@ -233,6 +248,11 @@ fn rename(from: &Path, to: &Path) -> io::Result<()> {
     let owner = from.metadata()?.uid();
     from.allows(owner)?;
     to.allows(owner)?;
+    let renamed = fs::rename(from.path(), to.path());
+    if !is_denied(&renamed) {
+        return renamed;
+    }
+    let _granted = [from.grant_folder(), to.grant_folder()];
     fs::rename(from.path(), to.path())
 }
 

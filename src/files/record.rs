@@ -67,6 +67,8 @@ pub struct Record {
     rolled_back: HashSet<PathBuf>,
     /// Time of the image at which the job was stopped, until it runs again.
     stopped: Option<usize>,
+    /// Time when it was, in nanoseconds since 1970; 0 if that is not known.
+    stopped_ns: i64,
     boot: String,
     /// Mount points; the value is true if the file system is watched.
     mounts: BTreeMap<PathBuf, bool>,
@@ -198,7 +200,8 @@ impl Record {
                 self.runs();
             }
             Line::Ended { at_ns } => self.ended_ns = Some(at_ns),
-            Line::Stopped { id } => {
+            Line::Stopped { id, at_ns } => {
+                self.stopped_ns = at_ns;
                 let time = self.images.get(&id).copied();
                 self.stopped = time.filter(|time| *time == self.now);
             }

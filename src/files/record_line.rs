@@ -69,7 +69,12 @@ pub(super) enum Line {
     /// The job has ended by this time, in nanoseconds since 1970.
     Ended { at_ns: i64 },
     /// The job was killed while it was frozen for this image, the last one: it has changed nothing since.
-    Stopped { id: u64 },
+    Stopped {
+        id: u64,
+        /// Time when it was killed, in nanoseconds since 1970; 0 in records made before it was noted.
+        #[serde(default)]
+        at_ns: i64,
+    },
     /// The stopped job runs again from here on.
     Running,
     /// Changes are missing here.

@@ -16,6 +16,7 @@ use super::folder_scan::{Scan, folders_of, is_special};
 use super::job_links::JobLinks;
 use super::lost::{Lost, OnLost, RollbackError, Why};
 use super::record::{Since, Touch};
+use crate::safe_path::is_denied;
 
 /// Steps that make the job's files equal to a set.
 #[derive(Debug, Default)]
@@ -101,7 +102,9 @@ impl Rollback {
             .filter(|(path, _)| !set.files.contains_key(*path) && !place.leaves_out(path))
             .filter(|(path, _)| !links.lead(path));
         for (path, touch) in new {
-            let found = path.symlink_metadata().ok();
+            let found = path.symlink_metadata();
+            let is_hidden = is_denied(&found);
+            let found = found.ok();
             let is_folder = found.as_ref().is_some_and(Metadata::is_dir);
             match (since.was_not_jobs(&touch), found) {
                 // The path did not exist at the snapshot.
@@ -114,8 +117,8 @@ impl Rollback {
                 // A set has no devices: this one may have existed. So may another program's pipe or socket.
                 (false, Some(found)) if is_device(&found) && !since.is_first(&touch) => {}
                 (false, Some(found)) if is_special(&found) && !touch.is_jobs_own => {}
-                (false, Some(_)) => plan.aside.push(path.to_owned()),
-                (false, None) => {}
+                (false, None) if !is_hidden => {}
+                (false, _) => plan.aside.push(path.to_owned()),
             }
         }
         if !place.is_elsewhere {
@@ -140,11 +143,9 @@ impl Rollback {
     /// Determines the steps for a file of the set.
     fn compare(&mut self, path: &Path, then: &KeptFile, comparison: Comparison<'_>) {
         let now = comparison.now(path);
-        let frozen_ns = comparison.set.frozen_ns;
-        if now
-            .as_ref()
-            .is_some_and(|now| then.is_unchanged(now, frozen_ns) || is_same_folder(then, now))
-        {
+        if now.as_ref().is_some_and(|now| {
+            comparison.is_unchanged(path, then, now) || is_same_folder(then, now)
+        }) {
             // The folder's time is that of the job's last change in it. An interrupted rollback may have set another
             // one.
             let is_late = now.is_some_and(|now| now.modified_ns != then.modified_ns);
@@ -194,7 +195,8 @@ impl Rollback {
             }
             return self.decide_content(path, then, false, comparison);
         }
-        let is_there = !then.is_mapped && now.as_ref().is_some_and(|it| then.has_same_content(it));
+        let is_there = Comparison::shows_changes(path, then)
+            && now.as_ref().is_some_and(|it| then.has_same_content(it));
         if !comparison.is_by_job(path, then, now.as_ref()) {
             let changed_ns = now.as_ref().map(|now| now.changed_ns);
             let may_be_job = !comparison.is_by_others_alone(then, now.as_ref())

@@ -29,7 +29,9 @@ mod tree;
 
 pub use account::{MemoryUse, ProcessAccount, account};
 pub use activity::cpu_time;
-pub use attributes::{ThreadAttributes, give_back_attributes, record_attributes};
+pub use attributes::{
+    MappedLock, ThreadAttributes, give_back_attributes, mapped_locks, record_attributes,
+};
 pub use descriptors::Descriptors;
 pub use devices::{Holder, holders, majors};
 pub use file_sample::{AppendedFile, check_unwritten, sample_appended, sample_unwritten};

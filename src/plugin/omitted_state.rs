@@ -8,6 +8,7 @@
 //!   the program, and the contents of registers that CRIU does not know;
 //! - memory protection keys;
 //! - the dispatch of system calls to a handler (`PR_SET_SYSCALL_USER_DISPATCH`);
+//! - record locks on mapped files, which the supervisor records;
 //! - calls that a signal would end ([`restarts`]), and signals that CRIU has not seen ([`late_signals`]).
 //!
 //! ```text
@@ -41,7 +42,7 @@ use super::remote_calls::{Remote, can_call};
 use super::restarts::{self, RESTART};
 use super::system_call::{AT_FDCWD, address, system_call};
 use super::text::Text;
-use super::variables::{BAD_KEYS, DEADLINE, DISPATCH, FILTERS, REGISTERS, UNSHARED};
+use super::variables::{BAD_KEYS, DEADLINE, DISPATCH, FILTERS, LOCK, REGISTERS, UNSHARED};
 
 /// Permission of a process: the set of components.
 const PERMISSION: u32 = 1;
@@ -258,6 +259,16 @@ fn give_record(record: &Record<'_>) -> Option<()> {
             protect(&mut remote()?, &keyed)
         }
         LATE_SIGNAL => late_signals::send(record),
+        LOCK => {
+            let mut lock = [0; 4];
+            for (number, word) in lock.iter_mut().enumerate() {
+                *word = long(4 + 8 * number)?;
+            }
+            let mut remote = remote()?;
+            let place = remote.put_below_stack(&lock)?;
+            let arguments = [word(0)?.into(), F_SETLK, place, 0];
+            (remote.call(SYS_FCNTL, arguments)? == 0).then_some(())
+        }
         RESTART => restarts::let_kernel_decide(record),
         DISPATCH => Dispatch(*record.content.first_chunk()?).give_to(record.thread),
         _ => None,
@@ -345,6 +356,11 @@ fn has_exited(thread: c_int) -> bool {
     folder.is_err_and(|error| error == ENOENT)
 }
 
+const F_SETLK: u64 = 6;
+#[cfg(target_arch = "x86_64")]
+const SYS_FCNTL: u64 = 72;
+#[cfg(target_arch = "aarch64")]
+const SYS_FCNTL: u64 = 25;
 const KCMP_FILES: c_long = 2;
 const KCMP_FS: c_long = 3;
 const SCHED_DEADLINE: c_long = 6;

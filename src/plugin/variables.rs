@@ -43,6 +43,9 @@ pub const DEADLINE: u32 = 7;
 pub const REGISTERS: u32 = 2;
 /// Kind of a record with the dispatch of a thread, as the kernel shows it. It is given back at the end of a dump, too.
 pub const DISPATCH: u32 = 5;
+/// Kind of a record with a record lock of a process: descriptor, four bytes, and `struct flock`, of which the first two bytes are
+/// the kind and all up to the eighth are 0. The supervisor writes it.
+pub const LOCK: u32 = 10;
 /// Mount points, separated by newlines, on which symbolic links are disabled during a restore.
 pub const NO_LINKS: &CStr = c"CKPT_RUN_PLUGIN_NO_LINKS";
 /// Beginning of the paths of the sockets for long reads of memory pages. Device (major and minor number) and inode number

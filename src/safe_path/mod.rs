@@ -14,5 +14,5 @@ mod spot;
 mod way;
 
 pub(crate) use given::{give, is_just_made, is_of_kind};
-pub(crate) use spot::Spot;
+pub(crate) use spot::{Spot, is_denied};
 pub(crate) use way::Way;

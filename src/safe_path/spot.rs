@@ -1,14 +1,15 @@
 //! Name in an open folder.
 
-use std::fs::{self, File, Metadata};
+use std::fs::{self, File, Metadata, Permissions};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, OFlag, OpenHow, ResolveFlag, openat2};
 use nix::libc;
+use nix::unistd::geteuid;
 
 use super::way::{OTHERS_WRITE, Way, is_us};
 
@@ -56,7 +57,7 @@ impl Spot {
     /// Returns a path to the name through the open folder, by the kernel's link in /proc. The name itself may be a
     /// link, so operations on it must not follow links.
     pub fn path(&self) -> PathBuf {
-        Path::new(&format!("/proc/self/fd/{}", self.folder.as_raw_fd())).join(&self.name)
+        Path::new(&link_to(&self.folder)).join(&self.name)
     }
 
     /// Returns the status of the name; a link is not followed.
@@ -67,14 +68,31 @@ impl Spot {
         fs::symlink_metadata(self.path())
     }
 
-    /// Opens the name, which must not be a link, without blocking; `flags` are added.
+    /// Opens the name, which must not be a link, without blocking; `flags` are added. A file of this process's user needs no
+    /// permission for its owner.
     ///
     /// # Errors
     /// The same as for `open`.
     pub fn open(&self, options: &mut fs::OpenOptions, flags: i32) -> io::Result<File> {
-        options
-            .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK | flags)
-            .open(self.path())
+        options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK | flags);
+        let opened = options.open(self.path());
+        if !is_denied(&opened) {
+            return opened;
+        }
+        let _folder = self.grant_folder();
+        let file = File::options()
+            .read(true)
+            .custom_flags(libc::O_PATH | libc::O_NOFOLLOW)
+            .open(self.path());
+        let is_link = |file: &File| file.metadata().is_ok_and(|about| about.is_symlink());
+        let file = file.ok().filter(|file| !is_link(file));
+        let _file = file.and_then(|file| Granted::new(file.into(), 0o700));
+        options.open(self.path())
+    }
+
+    /// Lets this process's user change names in the folder, if it is the user's, as long as the result lives.
+    pub fn grant_folder(&self) -> Option<Granted> {
+        Granted::new(self.folder.try_clone().ok()?, 0o700)
     }
 
     /// Checks that a user's files may be created and removed in the folder. If another user can exchange the folder,
@@ -105,7 +123,7 @@ impl Spot {
     }
 
     fn about_folder(&self) -> io::Result<Metadata> {
-        fs::metadata(format!("/proc/self/fd/{}", self.folder.as_raw_fd()))
+        fs::metadata(link_to(&self.folder))
     }
 
     /// Returns true if another user may have hard-linked the file there without permission to write to it: the file has
@@ -118,6 +136,43 @@ impl Spot {
         let is_theirs = !is_us(folder.uid()) && folder.uid() != file.uid();
         Ok(!file.is_dir() && file.nlink() > 1 && is_theirs)
     }
+}
+
+/// Permissions of an owner that were added, and are taken away by the drop.
+#[derive(Debug)]
+pub(crate) struct Granted {
+    file: OwnedFd,
+    before: Permissions,
+}
+
+impl Granted {
+    /// Adds permissions to a file or folder of this process's user; `None` if it is not the user's or has them.
+    fn new(file: OwnedFd, wanted: u32) -> Option<Self> {
+        let about = fs::metadata(link_to(&file)).ok()?;
+        let lacks = about.mode() & wanted != wanted && about.uid() == geteuid().as_raw();
+        let before = lacks.then(|| about.permissions())?;
+        let granted = Permissions::from_mode(before.mode() | wanted);
+        fs::set_permissions(link_to(&file), granted).ok()?;
+        Some(Self { file, before })
+    }
+}
+
+impl Drop for Granted {
+    fn drop(&mut self) {
+        if let Err(error) = fs::set_permissions(link_to(&self.file), self.before.clone()) {
+            tracing::warn!(%error, "cannot set the former permissions");
+        }
+    }
+}
+
+fn link_to(file: &OwnedFd) -> String {
+    format!("/proc/self/fd/{}", file.as_raw_fd())
+}
+
+/// Returns true if permissions of the owner may be the cause. Root needs none.
+pub(crate) fn is_denied<T>(result: &io::Result<T>) -> bool {
+    let kind = result.as_ref().err().map(io::Error::kind);
+    kind == Some(io::ErrorKind::PermissionDenied) && !geteuid().is_root()
 }
 
 /// Returns true for a folder in which only root and this process's user can change names.
@@ -140,9 +195,7 @@ fn open_folder(folder: &Path) -> io::Result<OwnedFd> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nix::unistd::geteuid;
-    use std::fs::Permissions;
-    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::os::unix::fs::symlink;
 
     #[test]
     fn a_folder_that_became_a_link_leads_nowhere_else() {

@@ -20,7 +20,7 @@ use super::kept_files::{Beforehand, FileCopies};
 use super::take_snapshot::{Snapshotted, Subject};
 use crate::clock;
 use crate::config;
-use crate::criu::{Captured, OmittedState, Refused};
+use crate::criu::{Captured, OmittedState, Refused, lock_record};
 use crate::gpu::inherited_devices::InheritedDevices;
 use crate::job::{self, Descriptors, Process, TreeError, When};
 use crate::run::gpu_facts::CudaFacts;
@@ -290,7 +290,12 @@ impl<'a> Dump<'a> {
 
     /// Keeps the state that CRIU omits.
     fn keep_omitted(&self, omitted: &OmittedState) -> Result<(), SnapshotError> {
-        let content = omitted.content().map_err(SnapshotError::Prepare)?;
+        let mut content = omitted.content().map_err(SnapshotError::Prepare)?;
+        if let Some(recorded) = &*locked(&self.recorded) {
+            for lock in recorded.locks() {
+                content.extend(lock_record(lock.pid, lock.descriptor, lock.range()));
+            }
+        }
         if !content.is_empty() {
             let mut stream = self.stream(OMITTED_STATE)?;
             stream.write_all(&content)?;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::error::SnapshotError;
 use super::take_snapshot::Subject;
 use crate::files::{OpenUse, OpenUses};
-use crate::job::{self, AppendedFile, Descriptors, Node, OpenFile, Process};
+use crate::job::{self, AppendedFile, Descriptors, MappedLock, Node, OpenFile, Process};
 use crate::run::cpu_facts::CpuFacts;
 use crate::run::gpu_facts::CudaFacts;
 use crate::run::image_facts::ImageFacts;
@@ -22,6 +22,7 @@ pub(crate) struct Opened {
     files: Vec<OpenFile>,
     nodes: Vec<Node>,
     appended: Vec<AppendedFile>,
+    locks: Vec<MappedLock>,
 }
 
 impl Opened {
@@ -30,6 +31,7 @@ impl Opened {
         let mut files = job::collect(&descriptors)?;
         Ok(Self {
             appended: job::sample_appended(&mut files),
+            locks: job::mapped_locks(&descriptors),
             nodes: job::needed(&descriptors, &files),
             descriptors,
             files,
@@ -98,6 +100,11 @@ impl Recorded {
             sockets,
             streams: mark().map_err(SnapshotError::Prepare)?,
         })
+    }
+
+    /// Returns the record locks that CRIU does not restore.
+    pub fn locks(&self) -> &[MappedLock] {
+        &self.opened.locks
     }
 
     /// Returns the image's facts: the recorded facts and the job's identity, with its CUDA processes, which `cuda`

@@ -90,7 +90,13 @@ impl JobFiles {
     /// Notes that the job was killed while it was frozen for the image, the last one.
     pub fn note_stop(&self, id: u64) {
         let path = locked(&self.state).record.path().to_owned();
-        if let Err(error) = append(&path, &[Line::Stopped { id }]) {
+        if let Err(error) = append(
+            &path,
+            &[Line::Stopped {
+                id,
+                at_ns: clock::unix_ns(),
+            }],
+        ) {
             tracing::debug!(%error, "later changes by other programs are not told apart");
         }
     }

@@ -32,6 +32,11 @@ impl Since<'_> {
         self.image.is_some() && self.image == self.record.stopped
     }
 
+    /// Returns the time when the job was stopped, in nanoseconds since 1970; 0 if that is not known.
+    pub fn stopped_ns(&self) -> i64 {
+        self.record.stopped_ns
+    }
+
     /// Returns the time from which the record has changes by the job. What it has after a stop is what its end caused.
     fn jobs_time(&self) -> Option<usize> {
         self.image.filter(|_| !self.is_stopped())

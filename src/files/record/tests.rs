@@ -116,7 +116,11 @@ fn a_boot_long_after_the_last_line_does_not_prolong_the_cut() {
 #[test]
 fn what_the_end_of_a_stopped_job_changes_is_ignored() {
     let job_changes = job("/w/a", JobChange::Changed);
-    let stopped = [begin(), Line::Image { id: 1 }, Line::Stopped { id: 1 }];
+    let stopped = [
+        begin(),
+        Line::Image { id: 1 },
+        Line::Stopped { id: 1, at_ns: 0 },
+    ];
     let ended = [job_changes.clone(), Line::Ended { at_ns: 7 }, Line::End];
     let mut record = record(&[&stopped[..], &ended[..]].concat());
     let path = Path::new("/w/a");

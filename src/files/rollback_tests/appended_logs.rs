@@ -122,6 +122,7 @@ fn another_file_in_place_of_an_open_one_is_refused() {
             let reason = "nobody watches".to_owned();
             let stopped = Line::Stopped {
                 id: super::scene::IMAGE,
+                at_ns: 0,
             };
             append(&scene.record(), &[Line::Gap { reason }, stopped]).unwrap();
         }

@@ -17,7 +17,13 @@ fn stopped() -> Scene {
         scene.set.files.get_mut(&path).unwrap().writer = Writer::Open;
     }
     let reason = "nobody watches".to_owned();
-    let lines = [Line::Gap { reason }, Line::Stopped { id: IMAGE }];
+    let lines = [
+        Line::Gap { reason },
+        Line::Stopped {
+            id: IMAGE,
+            at_ns: 0,
+        },
+    ];
     append(&scene.record(), &lines).unwrap();
     scene.pass_a_tick();
     for name in ["log", "open", "state"] {
@@ -58,7 +64,14 @@ fn missing_files_of_an_unwatched_stopped_job_are_made_again() {
 fn a_file_that_a_stopped_job_had_locked_is_refused() {
     let mut scene = Scene::new(&[("locked", "then")]);
     scene.snapshot();
-    append(&scene.record(), &[Line::Stopped { id: IMAGE }]).unwrap();
+    append(
+        &scene.record(),
+        &[Line::Stopped {
+            id: IMAGE,
+            at_ns: 0,
+        }],
+    )
+    .unwrap();
     scene.pass_a_tick();
     fs::write(scene.path("locked"), "then and later").unwrap();
     let (path, why) = (scene.path("locked"), Why::Locked);
@@ -77,7 +90,14 @@ fn once_a_stopped_job_runs_again_changes_are_unknown() {
 fn an_interrupted_rollback_of_a_stopped_job_is_completed() {
     let mut scene = Scene::new(&[("folder/state", "then")]);
     scene.snapshot();
-    append(&scene.record(), &[Line::Stopped { id: IMAGE }]).unwrap();
+    append(
+        &scene.record(),
+        &[Line::Stopped {
+            id: IMAGE,
+            at_ns: 0,
+        }],
+    )
+    .unwrap();
     let before = scene.tree();
     scene.pass_a_tick();
     fs::remove_dir_all(scene.path("folder")).unwrap();

@@ -1,7 +1,9 @@
 //! Memory: private, shared, backed by files or anonymous.
 
 use super::survival::{Survival, survives, take_turns};
-use crate::harness::{ON_REQUEST, Place, apply, as_root_and_user, skip, stderr, wait_until};
+use crate::harness::{
+    ON_REQUEST, Ordinary, Place, apply, as_root_and_user, skip, stderr, wait_until,
+};
 
 #[apply(as_root_and_user)]
 fn a_large_private_memory_survives_to_the_last_byte() {
@@ -376,4 +378,99 @@ print(set(library), flush=True)
     // Without root, the scan of the folder finds it first.
     assert!(said.contains("/library"), "{said}");
     assert!(!place.text("out").contains("98"), "it computed on");
+}
+
+/// `SQLite` locks parts of the index of its log in this way.
+#[apply(as_root_and_user)]
+fn record_locks_on_mapped_files_survive() {
+    survives(
+        r#"
+import fcntl, mmap
+index = open("index", "w+b"); index.write(bytes(4096)); index.flush()
+memory = mmap.mmap(index.fileno(), 4096)
+reader = open("index", "rb")
+fcntl.lockf(index, fcntl.LOCK_EX, 8, 120)
+fcntl.lockf(reader, fcntl.LOCK_SH, 0, 1000)
+def refused(kind, at):
+    pid = os.fork()
+    if pid == 0:
+        try: fcntl.lockf(index, kind | fcntl.LOCK_NB, 1, at)
+        except OSError: os._exit(1)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+for i in steps():
+    note([refused(kind, at) for kind in (fcntl.LOCK_EX, fcntl.LOCK_SH) for at in (119, 120, 127, 128, 1000)])
+"#,
+    );
+}
+
+/// The kernel marks such a mutex when the process that holds it ends.
+const ROBUST: &str = r#"
+import ctypes, mmap, os, time
+c = ctypes.CDLL(None)
+file = open("mutex", "w+b"); file.write(bytes(4096)); file.flush()
+memory = mmap.mmap(file.fileno(), 4096)
+mutex = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(memory)))
+attributes = ctypes.create_string_buffer(64)
+PTHREAD_PROCESS_SHARED = PTHREAD_MUTEX_ROBUST = 1
+c.pthread_mutexattr_init(attributes)
+c.pthread_mutexattr_setpshared(attributes, PTHREAD_PROCESS_SHARED)
+c.pthread_mutexattr_setrobust(attributes, PTHREAD_MUTEX_ROBUST)
+c.pthread_mutex_init(mutex, attributes); c.pthread_mutex_lock(mutex)
+def tell():
+    pid = os.fork()
+    if pid == 0: os._exit(c.pthread_mutex_trylock(mutex))
+    print(os.strerror(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])), flush=True)
+tell()
+while not os.path.exists("go"): time.sleep(0.01)
+tell()
+"#;
+
+#[apply(as_root_and_user)]
+fn a_robust_mutex_in_a_file_stays_locked_over_a_stop() {
+    let place = Place::new();
+    let mut run = place.start_python(&ON_REQUEST, ROBUST);
+    place.wait_for("out", "busy\n");
+    let stopped = place.verb(&["stop"]);
+    assert!(stopped.status.success(), "{}", stderr(&stopped));
+    assert_eq!(run.wait(), 75, "{}", place.text("err"));
+    let mut run = place.start(&ON_REQUEST, &["python3", "-u", "job.py"]);
+    wait_until("the restore", || {
+        place.text("err").contains("restored image")
+    });
+    place.go();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    let busy = "Device or resource busy\n";
+    assert_eq!(place.text("out"), busy.repeat(2));
+}
+
+#[apply(as_root_and_user)]
+fn a_closed_file_in_memory_that_a_mapping_changed_goes_back() {
+    let place = Place::new();
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+    if let Some(user) = Ordinary::of_test() {
+        user.owns(folder.path());
+    }
+    let script = format!(
+        r#"
+import mmap, os, time
+path = "{}/counter"
+open(path, "wb").write(bytes(4096))
+print("ready", flush=True)
+while not os.path.exists("accept"): time.sleep(0.01)
+with open(path, "r+b") as file, mmap.mmap(file.fileno(), 4096) as memory: memory[0] += 1
+print("changed to", open(path, "rb").read(1)[0], flush=True)
+while not os.path.exists("go"): time.sleep(0.01)
+"#,
+        folder.path().display()
+    );
+    let mut run = place.start_python(&ON_REQUEST, &script);
+    place.wait_for("out", "ready\n");
+    place.snapshot();
+    std::fs::write(place.file("accept"), "").unwrap();
+    place.wait_for("out", "changed to 1\n");
+    run.crash();
+    place.go();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    assert_eq!(place.text("out"), "ready\nchanged to 1\n");
 }

@@ -360,3 +360,57 @@ print(file.read(), os.fstat(file.fileno()).st_gid == group)
         64002
     );
 }
+
+/// As those of git.
+#[apply(as_root_and_user)]
+fn read_only_files_that_the_job_replaced_go_back() {
+    let place = Place::new();
+    let script = r#"
+import os, time
+def write(name, text):
+    with open("new", "w") as file: file.write(text)
+    os.chmod("new", 0o444); os.rename("new", name)
+write("object", "one"); write("touched", "one"); os.mkdir("pack"); write("pack/a", "one"); os.chmod("pack", 0o555)
+log = open("log", "w", opener=lambda name, flags: os.open(name, flags, 0o444)); log.write("one\n"); log.flush()
+print("ready", flush=True)
+while not os.path.exists("accept"): time.sleep(0.01)
+contents = [open(name).read() for name in ("object", "touched", "pack/a", "log")]
+print(contents, sorted(os.listdir("pack")), oct(os.stat("pack").st_mode), flush=True)
+write("object", "two"); os.utime("touched"); log.write("two\n"); log.flush()
+os.chmod("pack", 0o755); write("pack/b", "two"); os.remove("pack/a"); os.chmod("pack", 0)
+print("changed", flush=True)
+while not os.path.exists("go"): time.sleep(0.01)
+os.chmod("pack", 0o755)
+"#;
+    let mut run = place.start_python(&ON_REQUEST, script);
+    place.wait_for("out", "ready\n");
+    place.snapshot();
+    fs::write(place.file("accept"), "").unwrap();
+    place.wait_for("out", "changed\n");
+    run.crash();
+    place.go();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    let state = r"['one', 'one', 'one', 'one\n'] ['a'] 0o40555";
+    assert_eq!(place.text("out"), format!("ready\n{state}\nchanged\n"));
+}
+
+/// To open it would wait for a writer.
+#[apply(as_root)]
+fn the_watcher_does_not_open_a_pipe_in_place_of_a_folder() {
+    let place = Place::new();
+    let script = r#"
+import os, time
+os.mkdir("place"); open("place/file", "w").close()
+os.remove("place/file"); os.rmdir("place"); os.mkfifo("place")
+print("ready", flush=True)
+while not os.path.exists("go"): time.sleep(0.01)
+"#;
+    let mut run = place.start_python(&ON_REQUEST, script);
+    place.wait_for("out", "ready\n");
+    place.snapshot();
+    run.crash();
+    place.go();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    let said = place.text("err");
+    assert!(!said.contains("not watched"), "{said}");
+}
