@@ -156,8 +156,9 @@ impl Comparison<'_> {
     /// container, a path can lead elsewhere. Not a file that the end of the job may have changed: the kernel marks robust
     /// mutexes in the mapped memory of a process that ends.
     pub fn is_by_others_alone(&self, then: &KeptFile, now: Option<&KeptFile>) -> bool {
-        let is_by_end =
-            |now: &KeptFile| then.is_mapped && now.modified_ns <= self.since.stopped_ns() + END_NS;
+        let until_ns = self.since.stopped_ns() + END_NS;
+        let may_be_put_back = then.is_mapped && then.kept().is_some();
+        let is_by_end = |now: &KeptFile| may_be_put_back && now.modified_ns <= until_ns;
         let may_be_others = |now: &KeptFile| then.is_same_file(now) && !is_by_end(now);
         self.since.is_stopped() && now.is_some_and(may_be_others)
     }

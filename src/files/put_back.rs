@@ -142,7 +142,7 @@ impl Rollback {
         for (path, file) in &self.appended {
             let settled = Spot::of(path).and_then(|spot| {
                 let at = spot.path();
-                let target = spot.open(File::options().append(true), 0)?;
+                let target = spot.open_as_owner(File::options().append(true), 0)?;
                 not_of_others(&spot, &target, file)?;
                 target.set_permissions(Permissions::from_mode(file.mode))?;
                 attributes::set(&at, &file.attributes)?;
@@ -223,7 +223,7 @@ fn set_aside(path: &Path, aside: &Path) -> io::Result<()> {
     match fs::rename(&from, &to) {
         Err(error) if error.raw_os_error() == Some(nix::libc::EXDEV) => {
             if found.is_file() {
-                let mut source = spot.open(File::options().read(true), 0)?;
+                let mut source = spot.open_as_owner(File::options().read(true), 0)?;
                 let mut target = File::create(&to)?;
                 io::copy(&mut source, &mut target)?;
                 target.sync_all()?;
@@ -295,7 +295,8 @@ where
                     DirBuilder::new().mode(0o700).create(&at)?;
                 }
                 // The folder is opened, so that a rename cannot affect the following steps.
-                let folder = spot.open(File::options().read(true), nix::libc::O_DIRECTORY)?;
+                let folder =
+                    spot.open_as_owner(File::options().read(true), nix::libc::O_DIRECTORY)?;
                 fchown(&folder, Some(file.owner.0), Some(file.owner.1))?;
                 folder.set_permissions(Permissions::from_mode(file.mode))?;
                 attributes::set(&at, &file.attributes)
@@ -357,10 +358,10 @@ where
         }
         let mut options = File::options();
         options.read(true).write(true).mode(0o600);
-        let target = match spot.open(&mut options, 0) {
+        let target = match spot.open_as_owner(&mut options, 0) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 spot.allows(file.owner.0)?;
-                spot.open(options.create_new(true), 0)?
+                spot.open_as_owner(options.create_new(true), 0)?
             }
             opened => {
                 let opened = opened?;
@@ -422,7 +423,7 @@ fn put_back_special(spot: &Spot, file: &KeptFile, kind: SFlag, is_there: bool) -
         // Other users have no access until the owner is set.
         mknod(&spot.path(), kind, Mode::S_IRUSR | Mode::S_IWUSR, 0)?;
     }
-    let opened = spot.open(File::options().read(true), nix::libc::O_PATH)?;
+    let opened = spot.open_as_owner(File::options().read(true), nix::libc::O_PATH)?;
     let now = opened.metadata()?;
     let is_right = if is_there {
         is_of_kind(&now, kind) && now.uid() == file.owner.0 && !spot.is_lent(&now)?

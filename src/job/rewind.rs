@@ -229,7 +229,7 @@ impl Plan {
                     let made = Spot::of(&file.path).and_then(|spot| {
                         spot.allows(file.owner.0)?;
                         let mut options = File::options();
-                        spot.open(options.write(true).create_new(true).mode(0o600), 0)
+                        spot.open_as_owner(options.write(true).create_new(true).mode(0o600), 0)
                     });
                     let target = made.map_err(system("create again", &file.path))?;
                     refill(&file, &target, &content)?;

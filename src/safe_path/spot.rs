@@ -68,14 +68,23 @@ impl Spot {
         fs::symlink_metadata(self.path())
     }
 
-    /// Opens the name, which must not be a link, without blocking; `flags` are added. A file of this process's user needs no
-    /// permission for its owner.
+    /// Opens the name, which must not be a link, without blocking; `flags` are added.
     ///
     /// # Errors
     /// The same as for `open`.
     pub fn open(&self, options: &mut fs::OpenOptions, flags: i32) -> io::Result<File> {
-        options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK | flags);
-        let opened = options.open(self.path());
+        options
+            .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK | flags)
+            .open(self.path())
+    }
+
+    /// Same as [`Spot::open`], but if the file is this process's user's, its owner needs no permission. Its mode may change
+    /// for a moment, so the job must not run.
+    ///
+    /// # Errors
+    /// The same as for `open`.
+    pub fn open_as_owner(&self, options: &mut fs::OpenOptions, flags: i32) -> io::Result<File> {
+        let opened = self.open(options, flags);
         if !is_denied(&opened) {
             return opened;
         }
@@ -87,7 +96,7 @@ impl Spot {
         let is_link = |file: &File| file.metadata().is_ok_and(|about| about.is_symlink());
         let file = file.ok().filter(|file| !is_link(file));
         let _file = file.and_then(|file| Granted::new(file.into(), 0o700));
-        options.open(self.path())
+        self.open(options, flags)
     }
 
     /// Lets this process's user change names in the folder, if it is the user's, as long as the result lives.

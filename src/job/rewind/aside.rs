@@ -176,7 +176,7 @@ fn copy_data(source: &mut File, from: u64, end: u64, target: &mut File, at: u64)
 /// link that another user can have created is refused.
 pub(super) fn without_links(path: &Path) -> io::Result<File> {
     let spot = Spot::of(path)?;
-    let file = spot.open(File::options().read(true).write(true), 0)?;
+    let file = spot.open_as_owner(File::options().read(true).write(true), 0)?;
     let found = file.metadata()?;
     if !found.is_file() || spot.is_lent(&found)? {
         return Err(io::ErrorKind::PermissionDenied.into());
