@@ -49,24 +49,26 @@ pub fn mapped_locks(open: &[Descriptors]) -> Vec<MappedLock> {
 fn of_process(open: &Descriptors) -> Vec<MappedLock> {
     let files = open.all.iter().filter(|one| one.target.is_absolute());
     let held = files.flat_map(|one| held_by(one, open.process.pid).map(move |lock| (one, lock)));
-    let held: Vec<(&Descriptor, MappedLock)> = held.collect();
-    if held.is_empty() {
+    let mut held = held.peekable();
+    if held.peek().is_none() {
         return Vec::new();
     }
     let maps = tree::maps(open.process.host_pid).into_iter().flatten();
-    let mapped: HashSet<_> = maps.filter_map(shared_file).collect();
+    let mapped: HashSet<String> = maps.filter_map(|map| shared_file(&map)).collect();
+    // Each descriptor of a file shows all locks on it.
     let mut seen = HashSet::new();
-    let mut of_mapped = held;
-    of_mapped.retain(|(one, lock)| {
-        mapped.contains(&one.target) && seen.insert((&one.target, lock.start, lock.len))
-    });
-    of_mapped.into_iter().map(|(_, lock)| lock).collect()
+    let is_lost = |(file, lock): &(&Descriptor, MappedLock)| {
+        let name = file.target.to_string_lossy();
+        mapped.contains(&*name) && seen.insert((name.into_owned(), lock.start, lock.len))
+    };
+    let lost = held.filter(is_lost);
+    lost.map(|(_, lock)| lock).collect()
 }
 
-fn shared_file(map: MemoryMap) -> Option<std::path::PathBuf> {
+fn shared_file(map: &MemoryMap) -> Option<String> {
     let is_shared = map.perms.contains(MMPermissions::SHARED);
-    match map.pathname {
-        MMapPath::Path(path) if is_shared => Some(path),
+    match &map.pathname {
+        MMapPath::Path(path) if is_shared => Some(path.to_string_lossy().into_owned()),
         _ => None,
     }
 }
