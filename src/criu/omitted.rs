@@ -114,9 +114,14 @@ impl OmittedState {
 pub fn lock_record(pid: i32, descriptor: i32, lock: [i64; 4]) -> Vec<u8> {
     let lock = lock.map(i64::to_ne_bytes);
     let content = [&descriptor.to_ne_bytes()[..], lock.as_flattened()].concat();
-    let len = u32::try_from(content.len()).unwrap_or(0);
-    let header = [variables::LOCK, pid.cast_unsigned(), len].map(u32::to_ne_bytes);
-    [header.as_flattened(), &content].concat()
+    record(variables::LOCK, pid.cast_unsigned(), &content)
+}
+
+/// Returns a record of less than 4 GiB.
+fn record(kind: u32, thread: u32, content: &[u8]) -> Vec<u8> {
+    let len = u32::try_from(content.len()).unwrap_or(u32::MAX);
+    let header = [kind, thread, len].map(u32::to_ne_bytes);
+    [header.as_flattened(), content].concat()
 }
 
 /// Splits the header of a record from the rest.
@@ -130,12 +135,6 @@ fn header(rest: &[u8]) -> Option<([u32; 3], &[u8])> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn record(kind: u32, thread: u32, content: &[u8]) -> Vec<u8> {
-        let len = u32::try_from(content.len()).unwrap();
-        let header = [kind, thread, len].map(u32::to_ne_bytes);
-        [header.as_flattened(), content].concat()
-    }
 
     #[test]
     fn threads_of_records_are_found_by_their_kinds() {

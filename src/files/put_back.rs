@@ -423,7 +423,7 @@ fn put_back_special(spot: &Spot, file: &KeptFile, kind: SFlag, is_there: bool) -
         // Other users have no access until the owner is set.
         mknod(&spot.path(), kind, Mode::S_IRUSR | Mode::S_IWUSR, 0)?;
     }
-    let opened = spot.open_as_owner(File::options().read(true), nix::libc::O_PATH)?;
+    let opened = spot.open(File::options().read(true), nix::libc::O_PATH)?;
     let now = opened.metadata()?;
     let is_right = if is_there {
         is_of_kind(&now, kind) && now.uid() == file.owner.0 && !spot.is_lent(&now)?

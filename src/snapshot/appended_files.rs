@@ -20,7 +20,7 @@ use crate::store::ImageWriter;
 /// The set of an image in the making, and that of the newest one.
 pub(super) struct Sets<'a> {
     pub set: &'a KeptFiles,
-    /// What it has of a file takes no room.
+    /// Bytes of a file that this set has take no room on the disk.
     pub earlier: Option<&'a KeptFiles>,
 }
 

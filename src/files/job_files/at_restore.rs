@@ -14,7 +14,7 @@ use super::{JobFiles, NO_WATCHER};
 use crate::clock;
 use crate::sync::locked;
 
-/// What an image has and knows of the job's files.
+/// The job's files in an image, with facts about them.
 #[derive(Debug)]
 pub struct ImageFiles<'a> {
     /// Number of the image.

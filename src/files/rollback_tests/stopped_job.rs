@@ -7,6 +7,12 @@ use super::super::lost::{Lost, OnLost, Why};
 use super::super::record_line::{JobChange, Line, append};
 use super::scene::{IMAGE, Scene};
 
+/// End of a job at the scene's image, at a time that is not known.
+const STOPPED: Line = Line::Stopped {
+    id: IMAGE,
+    at_ns: 0,
+};
+
 /// Returns a scene without a watcher, in which the job has been stopped, and others have changed everything.
 fn stopped() -> Scene {
     let mut scene = Scene::new(&[("log", "then"), ("open", "then"), ("state", "then")]);
@@ -17,13 +23,7 @@ fn stopped() -> Scene {
         scene.set.files.get_mut(&path).unwrap().writer = Writer::Open;
     }
     let reason = "nobody watches".to_owned();
-    let lines = [
-        Line::Gap { reason },
-        Line::Stopped {
-            id: IMAGE,
-            at_ns: 0,
-        },
-    ];
+    let lines = [Line::Gap { reason }, STOPPED];
     append(&scene.record(), &lines).unwrap();
     scene.pass_a_tick();
     for name in ["log", "open", "state"] {
@@ -64,14 +64,7 @@ fn missing_files_of_an_unwatched_stopped_job_are_made_again() {
 fn a_file_that_a_stopped_job_had_locked_is_refused() {
     let mut scene = Scene::new(&[("locked", "then")]);
     scene.snapshot();
-    append(
-        &scene.record(),
-        &[Line::Stopped {
-            id: IMAGE,
-            at_ns: 0,
-        }],
-    )
-    .unwrap();
+    append(&scene.record(), &[STOPPED]).unwrap();
     scene.pass_a_tick();
     fs::write(scene.path("locked"), "then and later").unwrap();
     let (path, why) = (scene.path("locked"), Why::Locked);
@@ -90,14 +83,7 @@ fn once_a_stopped_job_runs_again_changes_are_unknown() {
 fn an_interrupted_rollback_of_a_stopped_job_is_completed() {
     let mut scene = Scene::new(&[("folder/state", "then")]);
     scene.snapshot();
-    append(
-        &scene.record(),
-        &[Line::Stopped {
-            id: IMAGE,
-            at_ns: 0,
-        }],
-    )
-    .unwrap();
+    append(&scene.record(), &[STOPPED]).unwrap();
     let before = scene.tree();
     scene.pass_a_tick();
     fs::remove_dir_all(scene.path("folder")).unwrap();

@@ -67,7 +67,7 @@ mod tests {
     use std::process::Command;
 
     use super::*;
-    use crate::job::tree::{describe, stat};
+    use crate::job::tree::describe;
 
     #[test]
     fn exit_codes_of_eight_bits_are_found() {

@@ -5,8 +5,10 @@
 //! Watches of files (inotify, fanotify) that a restore would lose in part, or that would hold up a snapshot.
 //!
 //! CRIU (4.2.1) drops unread events, and a program that waits for one of them waits forever. CRIU finds a watched file
-//! by its path or its handle. A job that decides about opens of files (fanotify) cannot do that while it is frozen. It does not find a symbolic link that is watched itself (`IN_DONT_FOLLOW`): the dump
+//! by its path or its handle. It does not find a symbolic link that is watched itself (`IN_DONT_FOLLOW`): the dump
 //! succeeds, and the restore fails.
+//!
+//! A job that decides about opens of files (fanotify) cannot do that while it is frozen.
 
 use std::fs::{self, File};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};

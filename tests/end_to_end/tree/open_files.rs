@@ -361,7 +361,7 @@ print(file.read(), os.fstat(file.fileno()).st_gid == group)
     );
 }
 
-/// As those of git.
+/// Git makes its objects read-only.
 #[apply(as_root_and_user)]
 fn read_only_files_that_the_job_replaced_go_back() {
     let place = Place::new();

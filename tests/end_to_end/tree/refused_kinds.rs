@@ -345,7 +345,7 @@ hold(lambda: os.close(file))
     refused_until_it_lets_go(script, &["nnn open", "too long", "237"]);
 }
 
-/// As of a library that an update has replaced.
+/// An update that replaces a library leaves such a file.
 #[apply(as_user)]
 fn a_removed_file_of_another_user_is_named() {
     if !nix::unistd::geteuid().is_root() {
