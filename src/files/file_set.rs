@@ -230,6 +230,14 @@ impl KeptFile {
         }
     }
 
+    /// Returns true if both are folders with the same mode, owner and attributes.
+    #[must_use]
+    pub fn is_same_folder(&self, now: &Self) -> bool {
+        let about = |file: &Self| (file.kind == Kind::Folder, file.mode, file.owner);
+        let is_same = about(self) == about(now) && self.attributes == now.attributes;
+        self.kind == Kind::Folder && is_same
+    }
+
     /// Returns true for a named pipe or a socket.
     #[must_use]
     pub fn is_special(&self) -> bool {

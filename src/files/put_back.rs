@@ -244,16 +244,12 @@ fn between(to: &Path) -> PathBuf {
 }
 
 fn rename(from: &Path, to: &Path) -> io::Result<()> {
-    let (from, to) = (Spot::of(from)?, Spot::of(to)?);
-    let owner = from.metadata()?.uid();
-    from.allows(owner)?;
-    to.allows(owner)?;
-    let renamed = fs::rename(from.path(), to.path());
-    if !is_denied(&renamed) {
-        return renamed;
-    }
-    let _granted = [from.grant_folder(), to.grant_folder()];
-    fs::rename(from.path(), to.path())
+    let (source, target) = (Spot::of(from)?, Spot::of(to)?);
+    let owner = source.metadata()?.uid();
+    source.allows(owner)?;
+    target.allows(owner)?;
+    let rename = || fs::rename(source.path(), target.path());
+    in_folder(from, || in_folder(to, rename))
 }
 
 struct PutBack<'a, F> {
@@ -288,6 +284,10 @@ where
         if now.is_some() && !is_kind {
             // The job created a file of another kind, or a link with another target.
             set_aside(path, self.created)?;
+            if fs::symlink_metadata(&at).is_ok() {
+                let message = "a folder with files of other programs is in its place; move it away";
+                return Err(io::Error::new(io::ErrorKind::DirectoryNotEmpty, message));
+            }
         }
         match &file.kind {
             Kind::Folder => {

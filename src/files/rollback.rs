@@ -6,17 +6,20 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::Metadata;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use super::describe::FileId;
 use super::file_comparison::{Comparison, Place};
-use super::file_set::{Content, KeptFile, KeptFiles, Kind, Writer, born_ns, changed_ns};
-use super::folder_scan::{Scan, folders_of, is_special};
+use super::file_set::{Content, KeptFile, KeptFiles, Kind, Writer};
+use super::folder_scan::is_special;
 use super::job_links::JobLinks;
 use super::lost::{Lost, OnLost, RollbackError, Why};
 use super::record::{Since, Touch};
 use crate::safe_path::is_denied;
+
+mod names;
+mod unrecorded;
 
 /// Steps that make the job's files equal to a set.
 #[derive(Debug, Default)]
@@ -143,9 +146,10 @@ impl Rollback {
     /// Determines the steps for a file of the set.
     fn compare(&mut self, path: &Path, then: &KeptFile, comparison: Comparison<'_>) {
         let now = comparison.now(path);
-        if now.as_ref().is_some_and(|now| {
-            comparison.is_unchanged(path, then, now) || is_same_folder(then, now)
-        }) {
+        if now
+            .as_ref()
+            .is_some_and(|now| comparison.is_unchanged(path, then, now) || then.is_same_folder(now))
+        {
             // The folder's time is that of the job's last change in it. An interrupted rollback may have set another
             // one.
             let is_late = now.is_some_and(|now| now.modified_ns != then.modified_ns);
@@ -277,132 +281,6 @@ impl Rollback {
         self.put_back.push((path.to_owned(), then.clone()));
     }
 
-    /// Finds the present names of files whose content exists nowhere else: logs that the job appends to and rotates,
-    /// and large files.
-    fn find_renamed(&mut self, comparison: Comparison<'_>) {
-        let is_elsewhere = |file: &KeptFile| match &file.kind {
-            Kind::File { content, .. } => !matches!(content, Content::Kept { .. }),
-            Kind::Folder | Kind::Link { .. } | Kind::Pipe | Kind::Socket => false,
-        };
-        let files = comparison.set.files.iter();
-        let wanted =
-            files.filter(|(path, file)| is_elsewhere(file) && !self.shared.contains(*path));
-        let is_moved = |path: &Path, file: &KeptFile| {
-            let now = comparison.now(path);
-            !now.is_some_and(|now| file.is_same_file(&now))
-        };
-        let wanted: HashMap<_, _> = wanted
-            .filter(|(path, file)| is_moved(path, file))
-            .map(|(path, file)| (file.id(), (path, file)))
-            .collect();
-        if wanted.is_empty() {
-            return;
-        }
-        let replaced = self.put_back.iter().map(|(path, _)| path);
-        let sources: BTreeSet<PathBuf> = self.aside.iter().chain(replaced).cloned().collect();
-        for from in sources {
-            let Some(now) = comparison.now(&from).filter(|now| !now.is_special()) else {
-                continue;
-            };
-            let Some((to, then)) = wanted.get(&now.id()) else {
-                continue;
-            };
-            let is_whole = then.is_appended() || then.has_same_content(&now);
-            let is_planned = self.put_back.iter().any(|(path, _)| path == *to);
-            let is_spare = then.is_appended() && is_planned;
-            if !is_whole || is_spare || self.moves.iter().any(|(_, taken)| taken == *to) {
-                continue;
-            }
-            let others = |path: &Path| comparison.is_by_others(path, then, Some(&now));
-            if then.is_appended() && (others(&from) || others(to)) {
-                self.lose(to, Why::OthersToo);
-                continue;
-            }
-            self.aside.retain(|path| *path != from);
-            let stays = |lost: &Lost| lost.path != **to || lost.why == Why::Owner;
-            self.lost.retain(stays);
-            // Only the name and the attributes are restored.
-            if !then.is_appended() && !is_planned {
-                self.put_back.push(((*to).clone(), (*then).clone()));
-            }
-            self.moves.push((from, (*to).clone()));
-        }
-        self.put_back.sort_by(|left, right| left.0.cmp(&right.0));
-    }
-
-    /// Searches for new files without a record: in the working folder and in all folders of the job's files.
-    fn add_unrecorded(&mut self, comparison: Comparison<'_>) -> Result<(), RollbackError> {
-        let Comparison {
-            set, since, place, ..
-        } = comparison;
-        let files = set.files.keys().map(PathBuf::as_path);
-        let mut folders = folders_of(files);
-        folders.retain(|folder| comparison.is_unsure(folder));
-        let tree_is_unsure = comparison.is_unsure(place.folder);
-        if folders.is_empty() && !tree_is_unsure {
-            return Ok(());
-        }
-        let scan = Scan {
-            tree: tree_is_unsure.then_some(place.folder),
-            folders: &folders,
-            ours: place.ours,
-        };
-        let mut found = Vec::new();
-        let (mut jobs_folders, jobs_users) = (comparison.jobs_folders(), comparison.jobs_users());
-        let mut see = |path: &Path, metadata: &Metadata| {
-            // A folder's change time depends on its contents. Its creation time is compared.
-            let at = if metadata.is_dir() {
-                born_ns(metadata)
-            } else {
-                changed_ns(metadata)
-            };
-            let is_new =
-                !is_special(metadata) && at > set.frozen_ns && comparison.may_miss(path, Some(at));
-            let is_known = set.files.contains_key(path)
-                || since.by_job(path)
-                || since.by_others(path)
-                || place.leaves_out(path);
-            if !is_new || is_known {
-                return;
-            }
-            let is_jobs = comparison.is_of_last_seconds(path, at)
-                && jobs_users.contains(&metadata.uid())
-                && path
-                    .parent()
-                    .is_some_and(|folder| jobs_folders.contains(folder));
-            if is_jobs && metadata.is_dir() {
-                jobs_folders.insert(path.to_owned());
-            }
-            found.push((path.to_owned(), metadata.is_dir(), is_jobs));
-        };
-        scan.walk(&mut see).map_err(|source| RollbackError::Scan {
-            gap: comparison
-                .gap
-                .unwrap_or("a file system cannot be watched")
-                .to_owned(),
-            source,
-        })?;
-        if since.is_stopped() {
-            let new = found.into_iter().map(|(path, ..)| (path, true));
-            self.by_others.extend(new);
-            return Ok(());
-        }
-        for (path, is_folder, is_jobs) in found {
-            let is_included = place.included.matches(&path);
-            if is_jobs && !is_included {
-                self.presumed.push(path.clone());
-            }
-            if !is_included && !is_jobs {
-                self.lose(&path, Why::Unknown);
-            } else if is_folder {
-                self.folders.push(path);
-            } else {
-                self.aside.push(path);
-            }
-        }
-        Ok(())
-    }
-
     /// Adds folders whose times change because the rollback changes files in them.
     fn add_parents(&mut self, set: &KeptFiles) {
         let parents: BTreeSet<PathBuf> = self
@@ -421,37 +299,6 @@ impl Rollback {
         self.put_back.sort_by(|left, right| left.0.cmp(&right.0));
     }
 
-    /// Finds names that stay as they are, of files of which another name is restored: the file is that of the snapshot and
-    /// has not changed, or another program has changed it, or only appended data is cut off.
-    fn find_siblings(&mut self, comparison: Comparison<'_>) {
-        let put_back = self.put_back.iter();
-        let planned: HashMap<&Path, FileId> = put_back
-            .filter(|(_, file)| matches!(file.kind, Kind::File { .. }))
-            .map(|(path, file)| (path.as_path(), file.id()))
-            .collect();
-        let wanted: HashSet<FileId> = planned.values().copied().collect();
-        let stays = |path: &Path, file: &KeptFile| {
-            if self.moves.iter().any(|(_, to)| to == path) {
-                return true;
-            }
-            let is_right = |now: &KeptFile| {
-                let is_jobs = comparison.written_files.contains(&now.id());
-                // An earlier restore may have created the file.
-                file.has_same_content(now) && !file.is_mapped
-                    || file.is_same_file(now) && (file.is_appended() || !is_jobs)
-            };
-            comparison.now(path).is_some_and(|now| is_right(&now))
-                && self.lost.iter().all(|lost| lost.path != path)
-        };
-        let files = comparison.set.files.iter();
-        let stay = files.filter(|(path, file)| {
-            let is_wanted = wanted.contains(&file.id()) && !planned.contains_key(path.as_path());
-            is_wanted && stays(path, file)
-        });
-        let siblings = stay.map(|(path, file)| (file.id(), path.clone()));
-        self.siblings = siblings.collect();
-    }
-
     /// Returns true if the file at a path is put back from the image or the store.
     #[must_use]
     pub fn puts_back(&self, path: &Path) -> bool {
@@ -464,6 +311,25 @@ impl Rollback {
         let mut moves = self.moves.iter();
         let found = moves.find(|(_, to)| to == path);
         found.map_or(path, |(from, _)| from)
+    }
+
+    /// Returns the paths of files in whose place is nothing afterwards, or a folder or named pipe.
+    #[must_use]
+    pub fn moved_away(&self) -> HashSet<&Path> {
+        let is_kind = |path: &Path, kind: &Kind| {
+            let found = path.symlink_metadata();
+            found.is_ok_and(|found| match kind {
+                Kind::Folder => found.is_dir(),
+                Kind::Pipe => found.file_type().is_fifo(),
+                Kind::File { .. } | Kind::Link { .. } | Kind::Socket => true,
+            })
+        };
+        let replaced = self.put_back.iter();
+        let replaced = replaced.filter(|(path, file)| !is_kind(path, &file.kind));
+        let replaced = replaced.map(|(path, _)| path);
+        let moved = self.moves.iter().map(|(from, _)| from);
+        let aside = self.aside.iter().chain(moved).chain(replaced);
+        aside.map(PathBuf::as_path).collect()
     }
 
     /// Returns the paths that the rollback changes.
@@ -491,10 +357,4 @@ impl Rollback {
 
 fn is_device(found: &Metadata) -> bool {
     found.file_type().is_char_device() || found.file_type().is_block_device()
-}
-
-fn is_same_folder(then: &KeptFile, now: &KeptFile) -> bool {
-    let about = |file: &KeptFile| (file.kind == Kind::Folder, file.mode, file.owner);
-    let is_same = about(then) == about(now) && then.attributes == now.attributes;
-    then.kind == Kind::Folder && is_same
 }

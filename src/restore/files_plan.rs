@@ -11,7 +11,7 @@ use super::error::RestoreError;
 use crate::files::{
     Content, Done, ImageFiles, KeptFiles, Kind, Lost, Rollback, Sources, SpareContents,
 };
-use crate::job::OpenFile;
+use crate::job::{self, Node, OpenFile, OtherBytes};
 use crate::run::image_facts::{ImageFacts, KEPT_LIST, rest_stream};
 use crate::run::run_context::RunContext;
 use crate::store::{Companion, ImageId, ImageReader};
@@ -27,6 +27,8 @@ pub(super) struct Kept {
     id: ImageId,
     pub set: Arc<KeptFiles>,
     pub rollback: Rollback,
+    /// Folders and named pipes of the job in whose place is a file that the rollback moves away.
+    obstructed: Vec<Node>,
     /// True if the image came from another machine.
     has_come: bool,
 }
@@ -190,12 +192,11 @@ impl Write for Comparison<'_> {
 }
 
 impl Kept {
-    /// Reads the list and makes the plan; `open` are the image's open files. Returns `None` for an image without a list.
-    /// Changes nothing.
+    /// Reads the list and makes the plan. Returns `None` for an image without a list. Changes nothing.
     pub fn plan(
         context: &RunContext,
         image: &ImageReader,
-        open: &[OpenFile],
+        facts: &ImageFacts,
     ) -> Result<Option<Self>, RestoreError> {
         if !image.contains(KEPT_LIST) {
             return Ok(None);
@@ -204,7 +205,7 @@ impl Kept {
         let mut set = KeptFiles::read(&list[..]).map_err(RestoreError::KeptList)?;
         let id = image.manifest().id;
         let has_come = has_come(context, id);
-        let mut spare = spare_contents(image, &set, open, has_come)?;
+        let mut spare = spare_contents(image, &set, &facts.files, has_come)?;
         if has_come {
             for (path, there) in std::mem::take(&mut spare) {
                 let file = set.files.get_mut(&path).map(|file| &mut file.kind);
@@ -213,7 +214,7 @@ impl Kept {
                 }
             }
         }
-        let open = open.iter();
+        let open = facts.files.iter();
         let open = open
             .map(|file| (file.path.as_path(), file.is_locked))
             .collect();
@@ -224,12 +225,21 @@ impl Kept {
             open: &open,
             spare: &spare,
         })?;
+        let moved_away = rollback.moved_away();
+        let is_obstructed = |node: &&Node| node.path.ancestors().any(|it| moved_away.contains(it));
+        let obstructed = facts.nodes.iter().filter(is_obstructed).cloned().collect();
         Ok(Some(Self {
             id,
             set: Arc::new(set),
             rollback,
+            obstructed,
             has_come,
         }))
+    }
+
+    /// Returns true if [`put_back`](Self::put_back) creates a folder or named pipe.
+    pub fn makes(&self, node: &Node) -> bool {
+        self.obstructed.iter().any(|it| it.path == node.path)
     }
 
     /// Returns true if this plan restores an open file, or leaves it as it is.
@@ -296,6 +306,8 @@ impl Kept {
             let noted = context.files.begin_from(id, &self.set);
             noted.map_err(RestoreError::Prepare)?;
         }
+        let no_files = std::iter::empty::<&OpenFile>();
+        job::plan(no_files, &self.obstructed, OtherBytes::Refuse, |path| path)?.make_nodes()?;
         Ok(done)
     }
 }

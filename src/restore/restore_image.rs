@@ -30,7 +30,7 @@ use crate::criu::Tcp;
 use crate::files::Done;
 use crate::gpu::mapping::GpuPlan;
 use crate::gpu::resident::{ResidentRestore, Standby};
-use crate::job::{self, CutAway, OpenFile, OtherBytes, Relation};
+use crate::job::{self, CutAway, Node, OpenFile, OtherBytes, Relation};
 use crate::network_socket::NetworkSocket;
 use crate::run::format::size;
 use crate::run::gpu_facts::CudaFacts;
@@ -84,14 +84,17 @@ pub(crate) fn examine(
         check_read_files(&facts, other_bytes)?;
     }
     bundled_files::put_back(&image, &facts).map_err(RestoreError::Prepare)?;
-    let kept = Kept::plan(context, &image, &facts.files)?;
+    let kept = Kept::plan(context, &image, &facts)?;
     let is_kept = |file: &OpenFile| kept.as_ref().is_some_and(|kept| kept.has(file));
     let open = facts.files.iter().filter(|file| !is_kept(file));
     let present_path = |path| {
         kept.as_ref()
             .map_or(path, |kept| kept.rollback.present_path(path))
     };
-    let files = job::plan(open, &facts.nodes, other_bytes, present_path)?;
+    let makes = |node: &&Node| kept.as_ref().is_some_and(|kept| kept.makes(node));
+    let nodes = facts.nodes.iter().filter(|node| !makes(node)).cloned();
+    let nodes: Vec<Node> = nodes.collect();
+    let files = job::plan(open, &nodes, other_bytes, present_path)?;
     job::check_unwritten(&facts.files)?;
     Ok(Candidate {
         id,

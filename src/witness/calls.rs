@@ -19,6 +19,7 @@ const O_CREAT: c_int = 0o100;
 const O_TRUNC: c_int = 0o1000;
 const AT_SYMLINK_NOFOLLOW: c_int = 0x100;
 const O_PATH: c_int = 0o10_000_000;
+const RENAME_EXCHANGE: c_uint = 2;
 /// The bit by which `O_TMPFILE` differs from `O_DIRECTORY`.
 const O_TMPFILE: c_int = 0o20_000_000;
 
@@ -115,6 +116,16 @@ impl Change {
         let [moved, _] = Self::part(kind, to.0, to.1, is_likely).parts;
         Self {
             parts: [gone, moved],
+        }
+    }
+
+    fn rename_with(from: (c_int, Text), to: (c_int, Text), flags: c_uint) -> Self {
+        if flags & RENAME_EXCHANGE == 0 {
+            return Self::rename(from, to);
+        }
+        let part = |(folder, path)| Self::of(Kind::Exchanged, folder, path).parts[0];
+        Self {
+            parts: [part(from), part(to)],
         }
     }
 
@@ -284,7 +295,7 @@ replace! {
     renameat(base: c_int, from: Text, folder: c_int, to: Text) -> c_int =
         Change::rename((base, from), (folder, to));
     renameat2(base: c_int, from: Text, folder: c_int, to: Text, flags: c_uint) -> c_int =
-        Change::rename((base, from), (folder, to));
+        Change::rename_with((base, from), (folder, to), flags);
     unlink(path: Text) -> c_int = Change::gone(path);
     unlinkat(folder: c_int, path: Text, flags: c_int) -> c_int = Change::of(Kind::Gone, folder, path);
     rmdir(path: Text) -> c_int = Change::gone(path);

@@ -39,6 +39,8 @@ pub enum Kind {
     MovedToNew = b'n',
     /// A file or folder was renamed to a path that may have existed.
     Moved = b'm',
+    /// The file or folder at the path was exchanged for another.
+    Exchanged = b'x',
     /// The path was removed, or renamed to another one.
     Gone = b'g',
     /// Identity of a file that was created by opening it. Programs with system calls of their own (Rust's `rustix`) may

@@ -204,15 +204,31 @@ impl Report {
             b'w' | b'l' if has_changed(&self.path, since_ns) => add(&self.path, JobChange::Changed),
             b'n' => {
                 add(&self.path, JobChange::Created);
-                // Everything in a renamed folder has a new path.
-                for path in everything_in(&self.path).unwrap_or_default() {
-                    add(&path, JobChange::Created);
-                }
+                self.add_contents(JobChange::Created, lines);
             }
-            b'm' => add(&self.path, JobChange::MovedTo),
+            b'm' => {
+                add(&self.path, JobChange::MovedTo);
+                // A folder replaces an empty one only.
+                self.add_contents(JobChange::Created, lines);
+            }
+            b'x' => {
+                add(&self.path, JobChange::FolderGone);
+                add(&self.path, JobChange::MovedTo);
+                self.add_contents(JobChange::MovedTo, lines);
+            }
             // The same for a file, which has nothing below.
             b'g' => add(&self.path, JobChange::FolderGone),
             _ => {}
+        }
+    }
+
+    /// Adds the files and folders in a folder that was renamed: all of them have new paths.
+    fn add_contents(&self, change: JobChange, lines: &mut Vec<Line>) {
+        match everything_in(&self.path) {
+            Ok(paths) => lines.extend(paths.into_iter().map(|path| Line::Job { path, change })),
+            Err(error) => lines.push(Line::Gap {
+                reason: format!("a folder was renamed: {error}"),
+            }),
         }
     }
 }
@@ -298,6 +314,29 @@ mod tests {
         report(&evidence, "1", 'c', 1, &path("new"));
         evidence.clear().unwrap();
         assert!(evidence.take(&[], 0).unwrap().is_empty());
+    }
+
+    #[test]
+    fn contents_of_a_moved_folder_are_in_the_record() {
+        let place = tempfile::tempdir().unwrap();
+        let top = place.path().canonicalize().unwrap();
+        let evidence = Evidence::of(&top);
+        evidence.begin().unwrap();
+        let path = |name: &str| top.join(name);
+        for name in ["onto", "exchanged"] {
+            fs::create_dir(path(name)).unwrap();
+            fs::write(path(name).join("x"), "x").unwrap();
+        }
+        report(&evidence, "1", 'm', 1, &path("onto"));
+        report(&evidence, "2", 'x', 2, &path("exchanged"));
+        let expected = [
+            job(&path("onto"), JobChange::MovedTo),
+            job(&path("onto/x"), JobChange::Created),
+            job(&path("exchanged"), JobChange::FolderGone),
+            job(&path("exchanged"), JobChange::MovedTo),
+            job(&path("exchanged/x"), JobChange::MovedTo),
+        ];
+        assert_eq!(evidence.take(&[], 0).unwrap(), expected);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::harness::{ON_REQUEST, Place, apply, as_root, as_user, skip};
+use crate::harness::{ON_REQUEST, Place, apply, as_root, as_root_and_user, as_user, skip};
 
 /// Works like a training program: appends to a log that it closes, replaces its checkpoint by a rename, keeps the last
 /// three, renames a folder, replaces a file as Rust's `tempfile` does, by a system call that no library sees, and starts
@@ -40,8 +40,41 @@ print("done", flush=True)
 wait("go")
 "#;
 
+/// Renames folders onto empty ones and exchanges them with folders and files, and puts files in the place of folders in
+/// which it has files open. Waits at the snapshot for MORE, and at the end for "go".
+const MOVES_FOLDERS: &str = r#"
+import ctypes, os, shutil, time
+os.mkdir("run"); os.chdir("run")
+def wait(name):
+    while not os.path.exists(name): time.sleep(0.01)
+def exchange(one, other):
+    assert ctypes.CDLL(None).renameat2(-100, one.encode(), -100, other.encode(), 2) == 0
+def write(*names):
+    for name in names:
+        os.makedirs(os.path.dirname(name) or ".", exist_ok=True)
+        with open(name, "w") as file: file.write(name)
+write("one/x", "one/deep/x", "other/y", "full/x", "file", "folder/x", "gone/x", "gone/deep/x")
+os.mkdir("empty"); os.mkdir("first"); os.mkdir("second")
+log = open("gone/log", "w+"); log.write("before "); log.flush()
+read = open("gone/deep/x"); inside = os.open("gone/deep", os.O_RDONLY)
+print("ready", flush=True)
+wait("MORE")
+exchange("one", "other")
+os.rename("full", "empty")
+exchange("file", "folder")
+write("first/new"); exchange("first", "second")
+shutil.rmtree("gone"); write("gone")
+log.write("after"); log.flush(); log.seek(0)
+write("log"); open("log", "a").write(log.read() + read.read())
+print("done", flush=True)
+wait("../go")
+"#;
+
+/// Names with the contents of files and the targets of links.
+type Contents = Vec<(String, String)>;
+
 /// Returns the names and contents below a folder.
-fn contents(place: &Place, folder: &str) -> Vec<(String, String)> {
+fn contents(place: &Place, folder: &str) -> Contents {
     let mut found = Vec::new();
     for entry in fs::read_dir(place.file(folder)).unwrap() {
         let entry = entry.unwrap();
@@ -110,10 +143,28 @@ fn mount(kind: &str, options: &str, folder: &Path) -> bool {
     mount.status().is_ok_and(|status| status.success())
 }
 
+#[apply(as_root_and_user)]
+fn folders_that_change_places_are_rolled_back() {
+    let place = Place::new();
+    let (then, untouched) = rolled_back(&place, MOVES_FOLDERS);
+    assert_ne!(then, untouched);
+    assert_eq!(contents(&place, "run"), untouched);
+}
+
 fn files_are_rolled_back(place: &Place) {
+    let (then, untouched) = rolled_back(place, TRAINS);
+    assert_ne!(then, untouched);
+    assert_eq!(contents(place, "run"), untouched);
+    let log: Vec<_> = (0..12).map(|i| format!("step {i}\n")).collect();
+    assert_eq!(place.text("run/log"), log.concat());
+}
+
+/// Runs a script that is killed after a snapshot and restored. Returns the contents of its folder at the snapshot and at
+/// its first end.
+fn rolled_back(place: &Place, script: &str) -> (Contents, Contents) {
     let elsewhere = Place::new();
     let more = elsewhere.file("more");
-    let script = TRAINS.replace("MORE", more.to_str().unwrap());
+    let script = script.replace("MORE", more.to_str().unwrap());
     let mut run = place.start_python(&ON_REQUEST, &script);
     place.wait_for("out", "ready");
     place.snapshot();
@@ -121,14 +172,11 @@ fn files_are_rolled_back(place: &Place) {
     fs::write(more, "").unwrap();
     place.wait_for("out", "done");
     let untouched = contents(place, "run");
-    assert_ne!(then, untouched);
     run.crash();
     place.wait_for("err", "ckpt-run: restored image=000001");
     place.go();
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
-    assert_eq!(contents(place, "run"), untouched);
-    let log: Vec<_> = (0..12).map(|i| format!("step {i}\n")).collect();
-    assert_eq!(place.text("run/log"), log.concat());
+    (then, untouched)
 }
 
 /// Runs a job that executes this code after its snapshot, then lets another program act, and crashes the job. Returns the
