@@ -109,6 +109,9 @@ mod plugin {
     pub(crate) mod kernel;
     #[cfg(test)]
     #[allow(dead_code, reason = "the plugin uses the rest")]
+    mod last_pid;
+    #[cfg(test)]
+    #[allow(dead_code, reason = "the plugin uses the rest")]
     mod late_signals;
     #[cfg(test)]
     #[allow(dead_code, reason = "the plugin uses the rest")]

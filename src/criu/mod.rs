@@ -36,7 +36,7 @@ pub use message::MEMORY_FILES;
 pub use omitted::{OmittedState, Refused, lock_record};
 pub use plugin::{
     PluginVariable, install_plugin, plugin_calls, plugin_ends, plugin_interposes,
-    plugin_leaves_filters, plugin_repeats, plugin_restores, plugin_takes,
+    plugin_leaves_filters, plugin_numbers, plugin_repeats, plugin_restores, plugin_takes,
 };
 pub use question::{Question, asks_at_dump, asks_when_restored, plugin_follows_no_links};
 pub use serve::Serve;

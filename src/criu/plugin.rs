@@ -63,6 +63,12 @@ pub fn plugin_leaves_filters(of_sandbox: u32) -> PluginVariable {
     (name(variables::FILTERS), of_sandbox.to_string().into())
 }
 
+/// Returns the variable for a dump of a job with a PID namespace of its own.
+#[must_use]
+pub fn plugin_numbers() -> PluginVariable {
+    (name(variables::NUMBERS), "1".into())
+}
+
 /// Returns the variable that makes restored threads make system calls before they run, if there are any. A value that
 /// is `None` is not set.
 #[must_use]

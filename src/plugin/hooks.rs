@@ -178,7 +178,11 @@ static ASKED: AtomicBool = AtomicBool::new(false);
 
 /// The first call asks the supervisor.
 fn may_be_dumped(pid: c_int) -> bool {
-    if !ASKED.swap(true, Ordering::Relaxed) && ask(FROZEN) == Some(false) || !are_inherited(pid) {
+    let is_first = !ASKED.swap(true, Ordering::Relaxed);
+    if is_first && (ask(FROZEN) == Some(false) || !omitted_state::save_shared()) {
+        return false;
+    }
+    if !are_inherited(pid) {
         return false;
     }
     late_signals::note_process(pid);

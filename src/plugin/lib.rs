@@ -33,6 +33,7 @@ mod inode;
 mod interposed;
 mod interrupted;
 mod kernel;
+mod last_pid;
 mod late_signals;
 mod listing;
 mod mapping;

@@ -8,6 +8,7 @@
 //!   the program, and the contents of registers that CRIU does not know;
 //! - memory protection keys;
 //! - the dispatch of system calls to a handler (`PR_SET_SYSCALL_USER_DISPATCH`);
+//! - the last pid in the job's namespace ([`last_pid`]);
 //! - record locks on mapped files, which the supervisor records;
 //! - calls that a signal would end ([`restarts`]), and signals that CRIU has not seen ([`late_signals`]).
 //!
@@ -32,6 +33,7 @@ use super::extended_registers::{
     BY_PERMISSION, ExtendedRegisters, KEY_RIGHTS, TILES, has_keys, unknown_components,
 };
 use super::kernel::{_exit, ENOENT, O_CLOEXEC, O_DIRECTORY, openat, variable, write_at};
+use super::last_pid::{self, LAST_PID};
 use super::late_signals::{self, LATE_SIGNAL};
 use super::listing::for_each_thread;
 use super::omitted_records::{Record, append, empty, file, for_each_record, header};
@@ -54,6 +56,11 @@ const KEYED: u32 = 4;
 const ARCH_GET_XCOMP_PERM: u64 = 0x1022;
 const ARCH_REQ_XCOMP_PERM: u64 = 0x1023;
 const SYS_ARCH_PRCTL: u64 = 158;
+
+/// Saves the state of the whole job. Returns false if that fails.
+pub fn save_shared() -> bool {
+    file().is_none_or(|file| last_pid::save(file).is_some())
+}
 
 /// Saves the state of a process. CRIU has stopped all its threads and will run its own code in them. Returns false if the
 /// state cannot be determined or restored.
@@ -258,6 +265,7 @@ fn give_record(record: &Record<'_>) -> Option<()> {
             };
             protect(&mut remote()?, &keyed)
         }
+        LAST_PID => last_pid::give(record.content),
         LATE_SIGNAL => late_signals::send(record),
         LOCK => {
             let mut lock = [0; 4];

@@ -23,6 +23,8 @@ pub const RESTORED: &CStr = c"CKPT_RUN_PLUGIN_RESTORED";
 pub const GO_ON: u8 = b'r';
 /// Number of seccomp filters that the sandbox has installed for the job, in decimal. Set if CRIU may not suspend filters.
 pub const FILTERS: &CStr = c"CKPT_RUN_PLUGIN_FILTERS";
+/// Set at a dump if the job has a PID namespace of its own.
+pub const NUMBERS: &CStr = c"CKPT_RUN_PLUGIN_NUMBERS";
 /// Longest wait that is repeated with its whole time at a dump, in milliseconds, in decimal.
 pub const WAIT_MS: &CStr = c"CKPT_RUN_PLUGIN_WAIT_MS";
 /// System calls that restored threads make before they run; `remote_calls.rs` has the format.

@@ -359,13 +359,9 @@ impl Init {
             // Only the record of the job's files is affected, so errors are ignored.
             let _ = watcher.log.write_all(&watcher.obituary);
         } else if let Some(restores) = self.tools.remove(&pid) {
-            if let Some(restored) = restores {
-                if ended == Ended::Exited(0) {
-                    self.number_on(restored);
-                } else {
-                    self.job = None;
-                    self.early_end = None;
-                }
+            if restores.is_some() && ended != Ended::Exited(0) {
+                self.job = None;
+                self.early_end = None;
             }
             send(&self.control, &Event::ToolEnded(ended), &[])?;
             if let Some(ended) = self.early_end.take() {
@@ -384,15 +380,6 @@ impl Init {
             }
         }
         Ok(())
-    }
-
-    /// Makes new processes of a restored job get pids above the job's own, as in an uninterrupted run. The pids that
-    /// CRIU uses here would conflict with the next restore.
-    fn number_on(&self, restored: JobPids) {
-        if self.isolated {
-            // A failure rarely matters, and the job is already running.
-            let _ = root::number_on(restored.job);
-        }
     }
 
     /// Reports the job's end. After a crash, no process of the job may run until the supervisor, which may be taking a

@@ -17,8 +17,8 @@ use crate::clock;
 use crate::config;
 use crate::criu::{
     Capture, CaptureError, Captured, DumpOptions, OmittedState, Tcp, Unaccepted, asks_at_dump,
-    dump_arguments, plugin_interposes, plugin_leaves_filters, plugin_repeats, plugin_takes,
-    reports_passing,
+    dump_arguments, plugin_interposes, plugin_leaves_filters, plugin_numbers, plugin_repeats,
+    plugin_takes, reports_passing,
 };
 use crate::job::{self, TreeError};
 use crate::run::format::why;
@@ -116,6 +116,7 @@ impl<'a> CriuDump<'a> {
             unprivileged: job.sandbox.is_unprivileged(),
         }));
         let interposes = plugin_interposes(&context.libdir(), sockets);
+        let has_namespaces = job.sandbox.isolation().has_namespaces();
         let tool = ToolCommand {
             argv,
             environment: [
@@ -130,6 +131,7 @@ impl<'a> CriuDump<'a> {
                     .inherited_filters(root)
                     .map(plugin_leaves_filters),
             )
+            .chain(has_namespaces.then(plugin_numbers))
             .chain(asks_at_dump(sockets))
             .collect(),
             first_descriptor: STDERR,

@@ -190,6 +190,21 @@ for pid in ended: note(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 }
 
 #[apply(as_root_and_user)]
+fn pids_of_ended_processes_are_not_used_again() {
+    survives(
+        r"
+used = set()
+for i in steps():
+    pid = os.fork()
+    if pid == 0: os._exit(0)
+    os.waitpid(pid, 0)
+    note(pid in used)
+    used.add(pid)
+",
+    );
+}
+
+#[apply(as_root_and_user)]
 fn sessions_groups_and_signal_handling_stay_as_they_were() {
     survives(
         r#"
