@@ -348,11 +348,6 @@ fn changes(mask: u64) -> impl Iterator<Item = Change> {
     present.map(|(_, change)| change)
 }
 
-/// Returns true if changes on the path's file system can be watched.
-pub(super) fn can_watch(path: &Path) -> bool {
-    Group::new().and_then(|mut group| group.watch(path)).is_ok()
-}
-
 /// Returns true if a file or folder cannot be found because it was removed; for what a folder contained there were earlier
 /// events. The kernel reports `ESTALE`, and the other errors while it is being removed or its inode number is being reused.
 fn is_gone(error: &io::Error) -> bool {

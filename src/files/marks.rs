@@ -50,6 +50,12 @@ pub(super) fn watch_all(group: &mut Group) -> io::Result<Line> {
     Ok(Line::Mounts { watched, unwatched })
 }
 
+/// Returns true if all changes of files can be watched.
+pub(crate) fn can_watch_all() -> bool {
+    let watched = Group::new().and_then(|mut group| watch_all(&mut group));
+    watched.is_ok_and(|line| matches!(line, Line::Mounts { unwatched, .. } if unwatched.is_empty()))
+}
+
 fn is_file(path: &Path) -> bool {
     path.symlink_metadata().is_ok_and(|found| !found.is_dir())
 }

@@ -37,6 +37,7 @@ pub use file_set::{Content, KeptFile, KeptFiles, Kind, Unkept, Writer, is_in_mem
 pub use held::Held;
 pub use job_files::{ACCOUNTING, Changes, Choice, ImageFiles, JobFiles, Kept};
 pub use lost::{Lost, OnLost, RollbackError};
+pub(crate) use marks::can_watch_all;
 pub use put_back::{Done, Sources};
 pub use record::changed_by_job;
 pub use record_line::obituary;

@@ -378,6 +378,12 @@ impl Record {
         (!is_watched).then_some(mount.as_path())
     }
 
+    /// Returns true if a watcher watches the file system of the path.
+    #[must_use]
+    pub fn is_watched(&self, path: &Path) -> bool {
+        !self.mounts.is_empty() && self.unwatched_mount(path).is_none()
+    }
+
     /// Returns the mount points of file systems that cannot be watched.
     pub fn unwatched_mounts(&self) -> impl Iterator<Item = &Path> {
         let unwatched = self.mounts.iter().filter(|(_, is_watched)| !**is_watched);

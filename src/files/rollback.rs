@@ -79,7 +79,15 @@ impl Rollback {
         let now = written().filter(|path| !links.lead(path));
         let now = now.filter_map(|path| path.symlink_metadata().ok());
         let now = now.map(|found| FileId::of(&found));
-        let written_files = then.chain(now).chain(since.changed_files()).collect();
+        // Writes by a descriptor are in no report.
+        let open = set.files.values();
+        let open = open.filter(|file| file.writer == Writer::Open);
+        let open = open.map(KeptFile::id);
+        let written_files = then
+            .chain(now)
+            .chain(since.changed_files())
+            .chain(open)
+            .collect();
         let gap = since.gap();
         let comparison = Comparison {
             set,

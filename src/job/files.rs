@@ -4,6 +4,7 @@
 //! records the state of each file.
 
 use std::collections::{BTreeMap, HashMap};
+use std::ffi::OsStr;
 use std::fs::{self, Metadata};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
@@ -24,6 +25,8 @@ use crate::{checked, path_text};
 
 /// Prefix of the names of CRIU's temporary hard links; a number follows.
 pub(super) const LINK_PREFIX: &str = "link_remap.";
+/// End of the target of a link in `/proc` to a removed file.
+const DELETED: &[u8] = b" (deleted)";
 
 /// The job's access to a file, combined over all its descriptors and mappings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -313,18 +316,8 @@ impl Found {
         if !metadata.is_file() || metadata.nlink() == 0 {
             return false;
         }
-        let entries = path.parent().map(fs::read_dir);
-        let names = entries
-            .into_iter()
-            .flatten()
-            .flatten()
-            .flatten()
-            .map(|entry| entry.path());
-        let same = |path: &PathBuf| {
-            fs::symlink_metadata(path)
-                .is_ok_and(|one| (one.dev(), one.ino()) == (metadata.dev(), metadata.ino()))
-        };
-        let (links, names): (Vec<_>, Vec<_>) = names.filter(same).partition(|path| is_helper(path));
+        let (links, names): (Vec<_>, Vec<_>) =
+            names_beside(path, metadata).partition(|path| is_helper(path));
         let Some(name) = names.first().or(links.first()) else {
             return false;
         };
@@ -356,7 +349,27 @@ pub(super) fn modified_ns(metadata: &Metadata) -> i64 {
 
 /// Returns true if `/proc` marks the name as deleted.
 pub(super) fn is_deleted(path: &Path) -> bool {
-    path.as_os_str().as_bytes().ends_with(b" (deleted)")
+    path.as_os_str().as_bytes().ends_with(DELETED)
+}
+
+/// Returns the former path of an open or mapped file if CRIU cannot find it by a name: that path was removed, and the file has
+/// other names, but not in the same folder.
+pub(super) fn path_without_names(path: &Path, metadata: &Metadata) -> Option<PathBuf> {
+    let former = path.as_os_str().as_bytes().strip_suffix(DELETED)?;
+    let is_linked = metadata.is_file() && metadata.nlink() > 0;
+    let has_none = is_linked && names_beside(path, metadata).all(|path| is_helper(&path));
+    has_none.then(|| OsStr::from_bytes(former).into())
+}
+
+/// Returns the names of a file in the folder of this path.
+fn names_beside(path: &Path, metadata: &Metadata) -> impl Iterator<Item = PathBuf> {
+    let entries = path.parent().map(fs::read_dir).into_iter().flatten();
+    let names = entries.flatten().flatten().map(|entry| entry.path());
+    let file = (metadata.dev(), metadata.ino());
+    names.filter(move |path| {
+        let found = fs::symlink_metadata(path);
+        found.is_ok_and(|one| (one.dev(), one.ino()) == file)
+    })
 }
 
 /// Returns true for a hard link that CRIU creates during a dump or restore for a file whose name was removed.

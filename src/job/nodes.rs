@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use super::descriptors::Descriptors;
 use super::files::{OpenFile, is_deleted};
 use crate::{checked, path_text};
-pub(super) use bound::Borrower;
+pub(super) use bound::{Borrower, BoundFile};
 pub(super) use mapped_files::map_link;
 pub use remake::NodesError;
 pub(super) use remake::{missing, remake};

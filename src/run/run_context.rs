@@ -248,7 +248,7 @@ impl RunContext {
         if self.user.is_some() || self.config.files.watch == Watch::Off {
             return;
         }
-        if isolation == Isolation::Namespaces && self.files.can_be_watched() {
+        if isolation == Isolation::Namespaces && files::can_watch_all() {
             return;
         }
         let folder = self.store.path().join(COPIES);

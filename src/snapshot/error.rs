@@ -62,6 +62,13 @@ pub enum SnapshotError {
         .0.display()
     )]
     Renamed(PathBuf),
+    /// The path of a file of the job is longer than the kernel accepts in one call, so that it could not be put back.
+    #[error(
+        "the path of the job's file {} has 4096 bytes or more, and could not be restored; use a shorter one, or name its \
+         folder in files.exclude",
+        .0.display()
+    )]
+    LongPath(PathBuf),
     /// A process has protection keys that could not be restored.
     #[error(
         "process {0} uses protection keys (pkey_alloc) in a way that cannot be restored: beside memory that it may execute \
@@ -172,6 +179,7 @@ impl SnapshotError {
             Self::Files(job::FilesError::Semaphore { .. } | job::FilesError::Elsewhere(_))
             | Self::Mount(_)
             | Self::MessageQueue(_)
+            | Self::LongPath(_)
             | Self::Keys(_)
             | Self::Unshared(_)
             | Self::Deadline(_)

@@ -19,6 +19,7 @@ use super::appended_files::{self, Sets};
 use super::contents::{Contents, open};
 use super::error::SnapshotError;
 use super::job_facts::Opened;
+use crate::checked;
 use crate::clock;
 use crate::config;
 use crate::files::{
@@ -324,6 +325,9 @@ impl FileCopies {
             self.contents.take_over(context, id, writer, &mut set)?;
         }
         self.contents.stream.finish()?;
+        if let Some(path) = set.files.keys().find(|path| !checked::is_path(path)) {
+            return Err(SnapshotError::LongPath(path.clone()));
+        }
         let mut list = Vec::new();
         set.write(&mut list).map_err(SnapshotError::Prepare)?;
         let mut stream = writer.stream(KEPT_LIST)?;

@@ -39,7 +39,7 @@ impl JobFiles {
         let path = state.record.path().to_owned();
         let caught_up = marker::locked_record(&path)
             .and_then(|_lock| {
-                self.record_reports(&path, image.set.frozen_ns)?;
+                self.record_reports(&mut state.record, image.set.frozen_ns)?;
                 state.record.catch_up()
             })
             .and_then(|()| state.record.end_cut());

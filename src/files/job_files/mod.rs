@@ -11,7 +11,6 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use super::changes::{Changed, Earlier, Look, OpenUses, SoFar, changed_since, gap_since, time_of};
-use super::fanotify::can_watch;
 use super::file_set::{KeptFile, KeptFiles, TICK_NS};
 use super::folder_scan::{Scan, folders_of};
 use super::held::Held;
@@ -144,12 +143,6 @@ impl JobFiles {
         state.begun_ns = clock::unix_ns();
         self.evidence.clear()?;
         state.record.clear()
-    }
-
-    /// Returns true if a watcher with the privilege for it learns of changes in the working folder.
-    #[must_use]
-    pub fn can_be_watched(&self) -> bool {
-        can_watch(&self.folder)
     }
 
     /// Returns the variable that makes the programs of a job without a watcher report their changes.
@@ -369,7 +362,7 @@ impl JobFiles {
     fn mark(&self, state: &mut State, id: u64) -> Option<String> {
         let earlier = state.newest.as_ref();
         let since_ns = earlier.map_or(state.begun_ns, |it| it.set.frozen_ns);
-        let reported = self.record_reports(state.record.path(), since_ns);
+        let reported = self.record_reports(&mut state.record, since_ns);
         let reason = match request(state, id, Mark::Frozen) {
             Ok(()) => None,
             Err(_) if state.marker.is_none() && self.evidence.is_used() => {
@@ -389,13 +382,15 @@ impl JobFiles {
         }
     }
 
-    /// Adds the reports of the job's programs since a time to the record.
-    fn record_reports(&self, record: &Path, since_ns: i64) -> io::Result<()> {
-        let lines = self.evidence.take(&self.ours, since_ns)?;
+    /// Adds the reports of the job's programs since a time to the record, except those of files that a watcher watches.
+    fn record_reports(&self, record: &mut Record, since_ns: i64) -> io::Result<()> {
+        let mut lines = self.evidence.take(&self.ours, since_ns)?;
         if lines.is_empty() {
             return Ok(());
         }
-        append(record, &lines)
+        record.catch_up()?;
+        lines.retain(|line| line.path().is_none_or(|path| !record.is_watched(path)));
+        append(record.path(), &lines)
     }
 
     /// Returns the store and the work folder, which contain no files of the job.

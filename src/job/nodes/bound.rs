@@ -9,12 +9,12 @@
 
 use std::fs;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 use nix::libc;
-use nix::sys::socket::{UnixAddr, getsockname};
+use nix::sys::socket::{SockType, UnixAddr, getpeername, getsockname, getsockopt, sockopt};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
 use super::has_name;
@@ -50,27 +50,81 @@ impl Borrower {
         self.bound_path(link.file_name()?.to_str()?.parse().ok()?)
     }
 
-    /// Returns the file of a bound unix socket; `None` for other sockets, and if the file was removed or renamed.
+    /// Returns the file of a bound unix socket; `None` for other sockets, and if the file was removed.
     pub fn bound_path(&self, number: RawFd) -> Option<PathBuf> {
-        let socket = self.borrow(number)?;
-        // The number of the ioctl has another meaning for sockets of other families.
-        let address = getsockname::<UnixAddr>(socket.as_raw_fd()).ok()?;
-        let name = address.path()?;
-        // SAFETY: takes no argument, and `socket` is a unix socket that this process holds.
-        let opened = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCUNIXFILE) };
-        let opened = match Errno::result(opened) {
-            // Opening the file needs CAP_NET_ADMIN. Without it, only an absolute path is usable.
-            Err(Errno::EPERM) => {
-                let about = fs::symlink_metadata(name).ok()?;
-                let leads = name.is_absolute() && about.file_type().is_socket();
-                return leads.then(|| name.to_owned());
-            }
-            opened => opened.ok()?,
-        };
-        // SAFETY: the kernel has opened this descriptor for this process alone.
-        let file = unsafe { OwnedFd::from_raw_fd(opened) };
-        let link = format!("/proc/self/fd/{}", file.as_raw_fd());
-        let (path, metadata) = (fs::read_link(&link).ok()?, fs::metadata(&link).ok()?);
-        has_name(&metadata, &path).then_some(path)
+        match bound_file(&self.borrow(number)?)? {
+            BoundFile::At(path) | BoundFile::Moved { path, .. } => Some(path),
+            BoundFile::Linked { .. } | BoundFile::Lost(_) => None,
+        }
     }
+
+    /// Returns the file of a unix socket that CRIU will bind again; `None` for other sockets, and for those that are
+    /// connected to one.
+    pub fn file_to_bind(&self, number: RawFd) -> Option<BoundFile> {
+        let socket = self.borrow(number)?;
+        let file = bound_file(&socket)?;
+        let is_connected = getpeername::<UnixAddr>(socket.as_raw_fd()).is_ok();
+        let is_datagram = || getsockopt(&socket, sockopt::SockType) == Ok(SockType::Datagram);
+        (!is_connected || is_datagram()).then_some(file)
+    }
+}
+
+/// File of a bound unix socket.
+pub(in crate::job) enum BoundFile {
+    /// It has the name by which the socket was bound, at this path.
+    At(PathBuf),
+    /// It was renamed.
+    Moved {
+        /// The name by which the socket was bound.
+        name: PathBuf,
+        /// Its present path.
+        path: PathBuf,
+    },
+    /// It has another name, which is not known.
+    Linked {
+        /// The name by which the socket was bound.
+        name: PathBuf,
+    },
+    /// There is no file of this name, and it is not known whether the socket's file has another one.
+    Lost(PathBuf),
+}
+
+/// Returns the file of a bound unix socket; `None` for other sockets, and if the file was removed.
+fn bound_file(socket: &OwnedFd) -> Option<BoundFile> {
+    // The number of the ioctl has another meaning for sockets of other families.
+    let address = getsockname::<UnixAddr>(socket.as_raw_fd()).ok()?;
+    let name = address.path()?;
+    // SAFETY: takes no argument, and `socket` is a unix socket that this process holds.
+    let opened = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCUNIXFILE) };
+    let opened = match Errno::result(opened) {
+        // Opening the file needs CAP_NET_ADMIN. Without it, only an absolute path is usable.
+        Err(Errno::EPERM) if !name.is_absolute() => return None,
+        Err(Errno::EPERM) => {
+            return match fs::symlink_metadata(name) {
+                Ok(about) => about
+                    .file_type()
+                    .is_socket()
+                    .then(|| BoundFile::At(name.to_owned())),
+                Err(_) => Some(BoundFile::Lost(name.to_owned())),
+            };
+        }
+        opened => opened.ok()?,
+    };
+    // SAFETY: the kernel has opened this descriptor for this process alone.
+    let file = unsafe { OwnedFd::from_raw_fd(opened) };
+    let link = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let (path, metadata) = (fs::read_link(&link).ok()?, fs::metadata(&link).ok()?);
+    let is_named = has_name(&metadata, &path);
+    let name = name.to_owned();
+    if metadata.nlink() > u64::from(is_named) {
+        return Some(BoundFile::Linked { name });
+    }
+    is_named.then(|| {
+        // CRIU compares relative names with the path.
+        if name.is_absolute() && !has_name(&metadata, &name) {
+            BoundFile::Moved { name, path }
+        } else {
+            BoundFile::At(path)
+        }
+    })
 }

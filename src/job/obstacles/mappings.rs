@@ -7,6 +7,7 @@
 //!   kernel refuses to seal (`F_SEAL_WRITE`) what can be mapped for writing.
 //! - A program that was executed from a memfd ("No entry for reg-file-ID").
 //! - A System V segment that is mapped in part ("Sysv shmem with a hole not supported").
+//! - A file of which CRIU finds no name.
 //! - Without root, a System V segment in two mappings side by side: CRIU takes the second one for memory without a segment.
 //!
 //! They are searched before the freeze only: programs make such mappings when they start.
@@ -20,6 +21,7 @@ use nix::unistd::geteuid;
 use procfs::process::{MMPermissions, MMapPath, MemoryMap};
 
 use super::{Finding, Obstacle};
+use crate::job::files::{is_deleted, path_without_names};
 use crate::job::nodes::map_link;
 use crate::job::tree::{self, Process};
 
@@ -39,7 +41,8 @@ pub(super) fn find(processes: &[Process]) -> Option<Obstacle> {
         } else if !geteuid().is_root() && maps.windows(2).any(are_of_one_segment) {
             Finding::SplitSegment
         } else {
-            return None;
+            let mut files = maps.iter();
+            files.find_map(|map| name_elsewhere(process.host_pid, map))?
         };
         Some(Obstacle::of(process, finding))
     })
@@ -48,6 +51,14 @@ pub(super) fn find(processes: &[Process]) -> Option<Obstacle> {
 fn lacks_code(maps: &[MemoryMap]) -> bool {
     let have = |part| maps.iter().any(|map| map.pathname == part);
     have(MMapPath::Vvar) && !have(MMapPath::Vdso)
+}
+
+fn name_elsewhere(pid: i32, map: &MemoryMap) -> Option<Finding> {
+    let MMapPath::Path(path) = &map.pathname else {
+        return None;
+    };
+    let about = is_deleted(path).then(|| map_link(pid, map).metadata())?;
+    path_without_names(path, &about.ok()?).map(Finding::NameElsewhere)
 }
 
 fn is_from_memory(process: &Process) -> bool {

@@ -11,6 +11,7 @@ mod hugetlb;
 mod leases;
 mod mappings;
 mod mount_tree;
+mod moved_sockets;
 mod namespaces;
 mod obstacle;
 mod proc_files;

@@ -59,6 +59,10 @@ impl Obstacle {
             | Finding::SplitSegment
             | Finding::SegmentPart
             | Finding::MemoryProgram
+            | Finding::NameElsewhere(_)
+            | Finding::MovedSocket { .. }
+            | Finding::LinkedSocket(_)
+            | Finding::LostSocket(_)
             | Finding::Closed
             | Finding::AsksForFiles
             | Finding::DescriptorNumber { .. }
@@ -181,6 +185,13 @@ pub enum Finding {
         .0.display()
     )]
     RemovedName(PathBuf),
+    /// CRIU searches the folder of a removed name for another one of the file.
+    #[error(
+        "has the file {} open or mapped: this name was removed, and its other names are in other folders (as in a cache of \
+         packages), where CRIU does not find it; let the process close the file, or restart after an update of its files",
+        .0.display()
+    )]
+    NameElsewhere(PathBuf),
     /// A removed file belongs to another user or group, which an ordinary user cannot give it.
     #[error(
         "has the removed file {} open, which belongs to another user or group, so that it cannot be made again without root; \
@@ -188,6 +199,32 @@ pub enum Finding {
         .0.display()
     )]
     RemovedOwner(PathBuf),
+    /// The file of a unix socket was renamed.
+    #[error(
+        "has a unix socket that was bound as {} and renamed to {}, where no program could connect to it after a restore; let \
+         the job bind it at its final path",
+        name.display(), path.display()
+    )]
+    MovedSocket {
+        /// The name by which it was bound.
+        name: PathBuf,
+        /// Its present path.
+        path: PathBuf,
+    },
+    /// The file of a unix socket has another name than that by which it was bound.
+    #[error(
+        "has a unix socket that was bound as {} and linked to another name, where no program could connect to it after a \
+         restore; let the job bind it at its final path",
+        .0.display()
+    )]
+    LinkedSocket(PathBuf),
+    /// An ordinary user cannot determine whether the file of a unix socket was removed or renamed.
+    #[error(
+        "has a unix socket whose file {} was removed or renamed, which cannot be restored without root; let the job keep the \
+         file, or close the socket; or run ckpt-run as root, or with a network of the job's own (pasta)",
+        .0.display()
+    )]
+    LostSocket(PathBuf),
     /// The process lets no other program of its user look at it.
     #[error(
         "lets no other program of its user inspect it (PR_SET_DUMPABLE, as ssh-agent does, or a program that the user may \

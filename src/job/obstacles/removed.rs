@@ -22,7 +22,7 @@ use procfs::process::Stat;
 
 use super::{Finding, Obstacle};
 use crate::job::descriptors::{Descriptor, Descriptors, Target};
-use crate::job::files::is_deleted;
+use crate::job::files::{is_deleted, path_without_names};
 use crate::job::tree::Process;
 
 /// Longest name of a file (`NAME_MAX`), and what CRIU adds to it: `.cr.`, up to eight digits, `.ghost`.
@@ -45,7 +45,13 @@ pub(super) fn find(processes: &[(Process, Stat)], open: &[Descriptors]) -> Optio
         let folder = PathBuf::from(format!("/proc/{}/cwd", one.process.host_pid));
         let mut links = opened.map(Descriptor::link).chain([folder]);
         let finding = links.find_map(|link| {
-            let (path, about) = removed(&link)?;
+            // While the process computes, the link may lead elsewhere at the next look.
+            let Target { held, path } = Target::of(&link)?;
+            let about = File::from(held).metadata().ok()?;
+            if let Some(path) = path_without_names(&path, &about) {
+                return Some(Finding::NameElsewhere(path));
+            }
+            let path = removed(&path, &about)?;
             let is_new = seen.insert((about.dev(), about.ino()));
             let finding = is_new.then(|| {
                 let by_path = lost(&path, about.is_dir(), &folders);
@@ -82,16 +88,13 @@ fn dump_order(processes: &[(Process, Stat)]) -> Vec<i32> {
 }
 
 /// Returns the former path of a removed file or folder.
-fn removed(link: &Path) -> Option<(PathBuf, Metadata)> {
-    // While the process computes, the link may lead elsewhere at the next look.
-    let Target { held, path } = Target::of(link)?;
-    let about = File::from(held).metadata().ok()?;
+fn removed(path: &Path, about: &Metadata) -> Option<PathBuf> {
     let bytes = path.as_os_str().as_bytes();
     // The kernel removes the names of an exited process from /proc itself.
     let is_kernels = path.starts_with("/proc") || bytes.starts_with(MEMFD);
     let is_removed = about.nlink() == 0 && !is_kernels;
     let path = bytes.strip_suffix(REMOVED).filter(|_| is_removed)?;
-    Some((OsStr::from_bytes(path).into(), about))
+    Some(OsStr::from_bytes(path).into())
 }
 
 /// Returns the problem with a removed file or folder; `earlier` are the removed folders that CRIU makes before it.

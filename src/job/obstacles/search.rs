@@ -8,8 +8,8 @@
 
 use super::obstacle::Obstacle;
 use super::{
-    covered, descriptor_numbers, ends, first_threads, hugetlb, leases, mappings, namespaces,
-    proc_files, removed, sessions, strays, terminals, watches,
+    covered, descriptor_numbers, ends, first_threads, hugetlb, leases, mappings, moved_sockets,
+    namespaces, proc_files, removed, sessions, strays, terminals, watches,
 };
 use crate::job::descriptors::Descriptors;
 use crate::job::sockets;
@@ -47,7 +47,8 @@ pub fn find_obstacle(
         .or_else(|| watches::find(open))
         .or_else(|| terminals::find(open))
         .or_else(|| ends::find(&stats))
-        .or_else(|| removed::find(&stats, open));
+        .or_else(|| removed::find(&stats, open))
+        .or_else(|| moved_sockets::find(open));
     Ok(match when {
         When::Ahead => found
             .or_else(|| first_threads::find(processes))

@@ -336,6 +336,38 @@ hold(lambda: ({let_go}))
 }
 
 #[apply(as_root_and_user)]
+fn a_unix_socket_that_was_renamed_or_linked_is_named() {
+    for moves in [
+        "os.rename(name, 'final')",
+        "os.link(name, 'final'), os.unlink(name)",
+    ] {
+        let script = format!(
+            r"
+name = os.path.abspath('first'); served = socket.socket(socket.AF_UNIX); served.bind(name); served.listen()
+{moves}
+hold(lambda: served.close())
+"
+        );
+        refused_until_it_lets_go(&script, &["unix socket", "/first", "let the job"]);
+    }
+}
+
+#[apply(as_root_and_user)]
+fn a_file_whose_names_are_in_other_folders_is_named() {
+    for holds in ["file", "mmap.mmap(file.fileno(), 1), file.close()"] {
+        let script = format!(
+            r#"
+import mmap
+os.mkdir("cache"); file = open("name", "w+"); file.write("x"); file.flush()
+os.link("name", "cache/name"); os.unlink("name"); held = [{holds}]
+hold(lambda: held.pop(0).close())
+"#
+        );
+        refused_until_it_lets_go(&script, &["/name open or mapped", "other folders"]);
+    }
+}
+
+#[apply(as_root_and_user)]
 fn a_removed_file_with_a_long_name_is_named() {
     let script = r#"
 name = "n" * 240

@@ -143,35 +143,69 @@ fn mount(kind: &str, options: &str, folder: &Path) -> bool {
     mount.status().is_ok_and(|status| status.success())
 }
 
+#[apply(as_root)]
+fn files_on_an_overlay_beside_the_folder_are_rolled_back() {
+    let (place, beside, layers) = (Place::new(), Place::new(), Place::new());
+    let Some(_overlay) = Overlay::over(&beside, &layers) else {
+        skip("no overlay can be mounted here");
+        return;
+    };
+    let go = TRAINS.replace(r#""go""#, &format!("{:?}", place.file("go")));
+    let script = format!("import os; os.chdir({:?}){go}", beside.path());
+    let (then, untouched) = rolled_back((&place, &beside), &script);
+    assert_ne!(then, untouched);
+    assert_eq!(contents(&beside, "run"), untouched);
+}
+
+#[apply(as_user)]
+fn an_open_log_with_a_second_name_is_restored() {
+    let script = r#"
+import os, time
+def wait(name):
+    while not os.path.exists(name): time.sleep(0.01)
+os.mkdir("run"); log = open("run/log", "a")
+def note(text): log.write(text); log.flush()
+note("before "); os.link("run/log", "run/second")
+print("ready", flush=True)
+wait("MORE")
+note("after ")
+print("done", flush=True)
+wait("go")
+"#;
+    let place = Place::new();
+    let (_, untouched) = rolled_back((&place, &place), script);
+    assert_eq!(contents(&place, "run"), untouched);
+}
+
 #[apply(as_root_and_user)]
 fn folders_that_change_places_are_rolled_back() {
     let place = Place::new();
-    let (then, untouched) = rolled_back(&place, MOVES_FOLDERS);
+    let (then, untouched) = rolled_back((&place, &place), MOVES_FOLDERS);
     assert_ne!(then, untouched);
     assert_eq!(contents(&place, "run"), untouched);
 }
 
 fn files_are_rolled_back(place: &Place) {
-    let (then, untouched) = rolled_back(place, TRAINS);
+    let (then, untouched) = rolled_back((place, place), TRAINS);
     assert_ne!(then, untouched);
     assert_eq!(contents(place, "run"), untouched);
     let log: Vec<_> = (0..12).map(|i| format!("step {i}\n")).collect();
     assert_eq!(place.text("run/log"), log.concat());
 }
 
-/// Runs a script that is killed after a snapshot and restored. Returns the contents of its folder at the snapshot and at
-/// its first end.
-fn rolled_back(place: &Place, script: &str) -> (Contents, Contents) {
+/// Runs a script that is killed after a snapshot and restored. Returns the contents of its folder `run`, which is in the second
+/// place, at the snapshot and at its first end.
+fn rolled_back((place, top): (&Place, &Place), script: &str) -> (Contents, Contents) {
     let elsewhere = Place::new();
     let more = elsewhere.file("more");
     let script = script.replace("MORE", more.to_str().unwrap());
     let mut run = place.start_python(&ON_REQUEST, &script);
     place.wait_for("out", "ready");
     place.snapshot();
-    let then = contents(place, "run");
+    let then = contents(top, "run");
     fs::write(more, "").unwrap();
     place.wait_for("out", "done");
-    let untouched = contents(place, "run");
+    let untouched = contents(top, "run");
     run.crash();
     place.wait_for("err", "ckpt-run: restored image=000001");
     place.go();
