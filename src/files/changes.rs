@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::describe::{Describer, FileId};
-use super::file_set::{Content, KeptFile, KeptFiles, Kind, TICK_NS, Writer};
+use super::file_set::{Content, KeptFile, KeptFiles, Kind, TICK_NS, Writer, is_in_memory};
 use super::job_links::JobLinks;
 use super::record::Record;
 use crate::sync::in_parts;
@@ -223,7 +223,10 @@ fn describe(
         let is_mapped_by_others = written.get(&file.id()).is_some_and(|is_mapped| *is_mapped);
         file.is_mapped = is_mapped_by_others || open.is_some_and(|open| open.is_mapped);
         let unchanged = known.filter(|known| known.is_unchanged(&file, earlier.frozen_ns));
-        let unchanged = unchanged.filter(|_| !is_mapped_by_others);
+        // In memory, stores through a mapping do not change the times.
+        let changed = touch.filter(|touch| touch.last >= look.record.time_of(look.earlier.id));
+        let shows_none = || changed.is_some() && is_in_memory(path);
+        let unchanged = unchanged.filter(|_| !is_mapped_by_others && !shows_none());
         let copied = look
             .copied(written, path)
             .filter(|it| it.looks_unchanged(&file));

@@ -49,7 +49,7 @@ pub use obstacles::{
 pub use output::{Output, OutputMark, Patience, Relation, Shown, StatusLine};
 pub use process::{environment, has_mapped, user, users, variable};
 pub use rewind::error::RewindError;
-pub use rewind::{CutAway, Expected, LandedError, OtherBytes, Plan, plan, undo};
+pub use rewind::{CutAway, Expected, LandedError, OtherBytes, Plan, clear_sockets, plan, undo};
 pub(crate) use sockets::PacketLock;
 pub use sockets::{
     Backlog, SocketOptions, Sockets, SocketsError, give_back_socket_options, record_socket_options,

@@ -1,7 +1,7 @@
 //! Folders and named pipes that a restore needs, recorded while the job is frozen.
 //!
 //! A job removes temporary files when it exits: Python's multiprocessing removes `/tmp/pymp-XXXX`, which contains its
-//! sockets. CRIU (4.2.1) creates socket files again and removes existing ones. It does not create the folder of a
+//! sockets. CRIU (4.2.1) creates socket files again and removes existing ones, here only by paths without links. It does not create the folder of a
 //! socket, folders that processes work in or have open, or named pipes. `remake` restores these.
 
 mod bound;
@@ -23,7 +23,7 @@ use crate::{checked, path_text};
 pub(super) use bound::{Borrower, BoundFile};
 pub(super) use mapped_files::map_link;
 pub use remake::NodesError;
-pub(super) use remake::{missing, remake};
+pub(super) use remake::{clear_sockets, missing, remake};
 
 /// Limit on the nodes of an image. A job needs few; nodes beyond the limit are not recorded.
 const NODES_MAX: usize = 65_536;
@@ -57,6 +57,9 @@ pub enum NodeKind {
     Folder,
     /// A named pipe.
     Fifo,
+    /// The file of a unix socket that was bound by a name with a symbolic link. CRIU makes it, and does not remove the one that
+    /// is there.
+    Socket,
 }
 
 impl NodeKind {
@@ -129,6 +132,17 @@ impl Recording {
                 .and_then(|it| it.bound_path(descriptor.number))
             {
                 self.add_parent(&path);
+                let file = borrower
+                    .as_ref()
+                    .and_then(|it| it.file_to_bind(descriptor.number));
+                if let Some(BoundFile::At {
+                    path,
+                    has_link: true,
+                }) = file
+                    && let Ok(metadata) = fs::symlink_metadata(&path)
+                {
+                    self.add(&path, NodeKind::Socket, &metadata);
+                }
             }
         }
     }

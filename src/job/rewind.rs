@@ -48,6 +48,14 @@ enum Action {
     Recreate,
 }
 
+/// Removes the files of the job's former sockets that CRIU does not remove before it binds them again.
+///
+/// # Errors
+/// A file cannot be removed.
+pub fn clear_sockets(nodes: &[Node]) -> Result<(), RewindError> {
+    Ok(nodes::clear_sockets(nodes)?)
+}
+
 /// Compares files, folders and named pipes with their state at the snapshot. Changes nothing. `present_path` returns
 /// the current path of a file that will be renamed back before the plan is executed.
 ///

@@ -148,8 +148,9 @@ pub static CAUSES: &[Cause] = &[
     ),
     criu(
         &["unix: Can't resolve name for socket"],
-        "the name of a unix socket of the job was removed, or another socket has it, which CRIU cannot save without root",
-        "let the job keep the name, or close the socket; or run ckpt-run as root",
+        "the name of a unix socket of the job was removed, another socket has it, or it is relative to a folder that the process \
+         has left, which CRIU cannot save without root",
+        "let the job bind absolute names and keep them, or close the socket; or run ckpt-run as root",
     ),
     criu(
         &["unix: Unable too cut"],

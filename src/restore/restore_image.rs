@@ -260,6 +260,7 @@ impl Restore<'_> {
         let settled = kept.as_ref().map_or(Ok(()), |kept| kept.rollback.settle());
         let reconnected = settled
             .map_err(RestoreError::from)
+            .and_then(|()| Ok(job::clear_sockets(&facts.nodes)?))
             .and_then(|()| self.reconnect(&aside));
         let noted = reconnected.and_then(|ends| {
             let by_others = kept.as_ref().map(|kept| &*kept.rollback.by_others);

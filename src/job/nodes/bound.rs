@@ -53,7 +53,7 @@ impl Borrower {
     /// Returns the file of a bound unix socket; `None` for other sockets, and if the file was removed.
     pub fn bound_path(&self, number: RawFd) -> Option<PathBuf> {
         match bound_file(&self.borrow(number)?)? {
-            BoundFile::At(path) | BoundFile::Moved { path, .. } => Some(path),
+            BoundFile::At { path, .. } | BoundFile::Moved { path, .. } => Some(path),
             BoundFile::Linked { .. } | BoundFile::Lost(_) => None,
         }
     }
@@ -71,21 +71,26 @@ impl Borrower {
 
 /// File of a bound unix socket.
 pub(in crate::job) enum BoundFile {
-    /// It has the name by which the socket was bound, at this path.
-    At(PathBuf),
-    /// It was renamed.
+    /// The file at the name by which the socket was bound.
+    At {
+        /// Its path, without links.
+        path: PathBuf,
+        /// True if that differs from an absolute name.
+        has_link: bool,
+    },
+    /// A renamed file.
     Moved {
         /// The name by which the socket was bound.
         name: PathBuf,
         /// Its present path.
         path: PathBuf,
     },
-    /// It has another name, which is not known.
+    /// A file with another name, which is not known.
     Linked {
         /// The name by which the socket was bound.
         name: PathBuf,
     },
-    /// There is no file of this name, and it is not known whether the socket's file has another one.
+    /// Name of a file that is not there. It is not known whether it has another name.
     Lost(PathBuf),
 }
 
@@ -100,13 +105,11 @@ fn bound_file(socket: &OwnedFd) -> Option<BoundFile> {
         // Opening the file needs CAP_NET_ADMIN. Without it, only an absolute path is usable.
         Err(Errno::EPERM) if !name.is_absolute() => return None,
         Err(Errno::EPERM) => {
-            return match fs::symlink_metadata(name) {
-                Ok(about) => about
-                    .file_type()
-                    .is_socket()
-                    .then(|| BoundFile::At(name.to_owned())),
-                Err(_) => Some(BoundFile::Lost(name.to_owned())),
+            let Ok(about) = fs::symlink_metadata(name) else {
+                return Some(BoundFile::Lost(name.to_owned()));
             };
+            let path = name.parent()?.canonicalize().ok()?.join(name.file_name()?);
+            return about.file_type().is_socket().then(|| at(name, path));
         }
         opened => opened.ok()?,
     };
@@ -124,7 +127,12 @@ fn bound_file(socket: &OwnedFd) -> Option<BoundFile> {
         if name.is_absolute() && !has_name(&metadata, &name) {
             BoundFile::Moved { name, path }
         } else {
-            BoundFile::At(path)
+            at(&name, path)
         }
     })
+}
+
+fn at(name: &Path, path: PathBuf) -> BoundFile {
+    let has_link = name.is_absolute() && name.as_os_str() != path.as_os_str();
+    BoundFile::At { path, has_link }
 }

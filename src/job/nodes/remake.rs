@@ -3,7 +3,7 @@
 //! Existing nodes are left alone. Nothing is created through a link: recorded paths contain no links, so an existing
 //! link was created after the snapshot and may lead elsewhere.
 
-use std::fs::{File, Metadata};
+use std::fs::{self, File, Metadata};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
@@ -16,7 +16,7 @@ use nix::sys::stat::{Mode, SFlag, mkdirat};
 use nix::unistd::mkfifoat;
 
 use super::{NODES_MAX, Node, NodeKind};
-use crate::safe_path::{Spot, Way, give, is_just_made};
+use crate::safe_path::{Spot, Way, give, is_just_made, is_of_kind};
 
 /// Mode bits of a folder, such as `/tmp`, in which every user may create files but not remove those of others.
 const SHARED: u32 = 0o1002;
@@ -48,6 +48,15 @@ pub enum NodesError {
         "cannot recreate {0} folders: a snapshot records at most {NODES_MAX}; restore an older image"
     )]
     TooMany(usize),
+    /// The file of a former socket of the job cannot be removed.
+    #[error("cannot remove {}, the file of a socket of the job that will be bound again", path.display())]
+    Socket {
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        #[source]
+        source: io::Error,
+    },
     /// A system call failed.
     #[error("cannot recreate {}, which the job needs", path.display())]
     System {
@@ -68,6 +77,9 @@ pub(in crate::job) fn missing(nodes: &[Node]) -> Result<Vec<Node>, NodesError> {
     for node in nodes {
         if !is_sensible(node) {
             return Err(NodesError::Senseless(node.path.clone()));
+        }
+        if node.kind == NodeKind::Socket {
+            continue;
         }
         if is_missing(node)? {
             gone.push(node.clone());
@@ -97,6 +109,7 @@ pub(in crate::job) fn remake(nodes: &[Node]) -> Result<(), NodesError> {
         let made = match node.kind {
             NodeKind::Folder => mkdirat(&folder, name, Mode::S_IRWXU),
             NodeKind::Fifo => mkfifoat(&folder, name, Mode::S_IRUSR | Mode::S_IWUSR),
+            NodeKind::Socket => continue,
         };
         match made {
             Ok(()) => {}
@@ -114,10 +127,40 @@ pub(in crate::job) fn remake(nodes: &[Node]) -> Result<(), NodesError> {
     Ok(())
 }
 
+/// Removes the files of the job's former sockets among the nodes, so that CRIU can bind them.
+///
+/// # Errors
+/// A file cannot be removed.
+pub(in crate::job) fn clear_sockets(nodes: &[Node]) -> Result<(), NodesError> {
+    for node in nodes.iter().filter(|node| node.kind == NodeKind::Socket) {
+        let cleared = Spot::of(&node.path).and_then(|spot| {
+            let there = spot.metadata()?;
+            let is_jobs = is_of_kind(&there, SFlag::S_IFSOCK) && there.uid() == node.owner.0;
+            // CRIU reports another file.
+            if !is_jobs || spot.is_lent(&there)? {
+                return Ok(());
+            }
+            fs::remove_file(spot.path())
+        });
+        match cleared {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                let path = node.path.clone();
+                return Err(NodesError::Socket {
+                    path,
+                    source: error,
+                });
+            }
+            Ok(()) | Err(_) => {}
+        }
+    }
+    Ok(())
+}
+
 fn hand_over(node: &Node, made: &File) -> io::Result<()> {
     let kind = match node.kind {
         NodeKind::Folder => SFlag::S_IFDIR,
         NodeKind::Fifo => SFlag::S_IFIFO,
+        NodeKind::Socket => SFlag::S_IFSOCK,
     };
     if !is_just_made(&made.metadata()?, kind) {
         return Err(io::ErrorKind::AlreadyExists.into());

@@ -11,7 +11,6 @@ mod hugetlb;
 mod leases;
 mod mappings;
 mod mount_tree;
-mod moved_sockets;
 mod namespaces;
 mod obstacle;
 mod proc_files;

@@ -1,4 +1,4 @@
-//! Removed files and folders that a process has open and CRIU (4.2) cannot make again.
+//! Removed files and folders that a process has open and CRIU (4.2) cannot make again, and sockets that it binds elsewhere.
 //!
 //! CRIU makes removed folders and files again for the restore, in the order of the dump, and removes them in the same order
 //! after they were opened.
@@ -7,6 +7,9 @@
 //! - For a removed file it needs the folders above it.
 //! - It adds up to 18 bytes to the name of a removed file for a moment.
 //! - Without root, a file can get no owner and group but the user's, or the group of its folder (setgid).
+//! - A file without a name in the folder of a removed one is not found.
+//! - A unix socket is bound by its former name, and its file neither renamed nor linked afterwards. Programs would connect to the
+//!   file at the present name, which belongs to no socket then, and fail (ECONNREFUSED).
 //! - A folder in which it has made something else later cannot be removed, and the restore fails ("Couldn't unlink remap").
 
 use std::collections::{HashMap, HashSet};
@@ -23,6 +26,7 @@ use procfs::process::Stat;
 use super::{Finding, Obstacle};
 use crate::job::descriptors::{Descriptor, Descriptors, Target};
 use crate::job::files::{is_deleted, path_without_names};
+use crate::job::nodes::{Borrower, BoundFile, is_socket};
 use crate::job::tree::Process;
 
 /// Longest name of a file (`NAME_MAX`), and what CRIU adds to it: `.cr.`, up to eight digits, `.ghost`.
@@ -66,6 +70,29 @@ pub(super) fn find(processes: &[(Process, Stat)], open: &[Descriptors]) -> Optio
         });
         Some(Obstacle::of(&one.process, finding?))
     })
+}
+
+/// Searches for the first unix socket whose file no longer has the name by which it was bound.
+pub(super) fn find_moved_sockets(open: &[Descriptors]) -> Option<Obstacle> {
+    for Descriptors { process, all } in open {
+        let mut sockets = all.iter().filter(|one| is_socket(&one.target)).peekable();
+        if sockets.peek().is_none() {
+            continue;
+        }
+        let Some(borrower) = Borrower::new(process.host_pid) else {
+            continue;
+        };
+        let finding = sockets.find_map(|one| match borrower.file_to_bind(one.number)? {
+            BoundFile::At { .. } => None,
+            BoundFile::Moved { name, path } => Some(Finding::MovedSocket { name, path }),
+            BoundFile::Linked { name } => Some(Finding::LinkedSocket(name)),
+            BoundFile::Lost(name) => Some(Finding::LostSocket(name)),
+        });
+        if let Some(finding) = finding {
+            return Some(Obstacle::of(process, finding));
+        }
+    }
+    None
 }
 
 /// Returns the host pids in the order in which CRIU dumps them: a child with all below it, then the next child.

@@ -8,8 +8,8 @@
 
 use super::obstacle::Obstacle;
 use super::{
-    covered, descriptor_numbers, ends, first_threads, hugetlb, leases, mappings, moved_sockets,
-    namespaces, proc_files, removed, sessions, strays, terminals, watches,
+    covered, descriptor_numbers, ends, first_threads, hugetlb, leases, mappings, namespaces,
+    proc_files, removed, sessions, strays, terminals, watches,
 };
 use crate::job::descriptors::Descriptors;
 use crate::job::sockets;
@@ -48,7 +48,7 @@ pub fn find_obstacle(
         .or_else(|| terminals::find(open))
         .or_else(|| ends::find(&stats))
         .or_else(|| removed::find(&stats, open))
-        .or_else(|| moved_sockets::find(open));
+        .or_else(|| removed::find_moved_sockets(open));
     Ok(match when {
         When::Ahead => found
             .or_else(|| first_threads::find(processes))

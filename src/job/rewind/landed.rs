@@ -17,7 +17,7 @@ use procfs::process::MMapPath;
 
 use crate::job::files::{OpenFile, is_deleted};
 
-use crate::job::nodes::{Borrower, Node, is_socket, map_link};
+use crate::job::nodes::{Borrower, Node, NodeKind, is_socket, map_link};
 use crate::job::tree::{self, Process};
 use crate::safe_path::{Spot, Way};
 
@@ -87,7 +87,8 @@ impl Expected {
             has_link: false,
         };
         let files = files.iter().map(|file| (&file.path, file.owner.0));
-        let nodes = nodes.iter().map(|node| (&node.path, node.owner.0));
+        let nodes = nodes.iter().filter(|node| node.kind != NodeKind::Socket);
+        let nodes = nodes.map(|node| (&node.path, node.owner.0));
         let mut ways: HashMap<&Path, Option<Way>> = HashMap::new();
         for (path, owner) in files.chain(nodes) {
             expected.add(path, owner, &mut ways)?;

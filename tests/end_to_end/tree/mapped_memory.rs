@@ -474,3 +474,22 @@ while not os.path.exists("go"): time.sleep(0.01)
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
     assert_eq!(place.text("out"), "ready\nchanged to 1\n");
 }
+
+/// Stores through a mapping do not change the times of a file in memory. The second image must not have the content of the
+/// first.
+#[apply(as_root_and_user)]
+fn a_file_in_memory_changed_by_a_short_mapping_is_saved_again() {
+    let survival = Survival::begin(
+        r#"
+path = "/dev/shm/" + os.path.basename(os.getcwd())
+open(path, "wb").write(bytes(8))
+for i in steps():
+    with open(path, "r+b") as file: counter = mmap.mmap(file.fileno(), 8)
+    counter[0] += 1; note(i, counter[0]); counter.close()
+os.remove(path)
+"#,
+    );
+    survival.place.snapshot();
+    survival.run.crash();
+    survival.ends_like_an_undisturbed_run();
+}

@@ -22,6 +22,22 @@ note(os.path.exists("socket"))
     );
 }
 
+/// As `/var/run` is a link to `/run`.
+#[apply(as_root_and_user)]
+fn a_socket_bound_through_a_link_survives() {
+    survives(
+        r#"
+os.makedirs("real/folder"); os.symlink("real", "link")
+names = [os.path.abspath("link") + "/one", os.getcwd() + "/real/folder/../other"]
+servers = [socket.socket(socket.AF_UNIX) for _ in names]
+for server, name in zip(servers, names): server.bind(name); server.listen()
+for i in steps():
+    for server, name in zip(servers, names):
+        with socket.socket(socket.AF_UNIX) as client: client.connect(name); server.accept()[0].send(b"x"); note(client.recv(1))
+"#,
+    );
+}
+
 /// Pipes and names of sockets that nobody has open at the snapshot: removed after it, and made again after it.
 #[apply(as_root_and_user)]
 fn closed_pipes_and_sockets_are_as_they_were() {
