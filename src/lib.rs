@@ -139,6 +139,9 @@ mod plugin {
     #[cfg(test)]
     mod text;
     #[cfg(test)]
+    #[allow(dead_code, reason = "the plugin uses the rest")]
+    mod thread_timers;
+    #[cfg(test)]
     mod tracing;
     pub(crate) mod variables;
 }

@@ -124,7 +124,7 @@ fn read_whole(file: c_int, buffer: &mut [u8]) -> Option<&mut [u8]> {
 }
 
 /// Returns a file in memory with this content, at its beginning.
-fn in_memory(content: &[u8]) -> Option<c_int> {
+pub fn in_memory(content: &[u8]) -> Option<c_int> {
     const MFD_CLOEXEC: c_uint = 1;
     // SAFETY: the name ends with a zero.
     let file = unsafe { memfd_create(STATUS.as_ptr(), MFD_CLOEXEC) };

@@ -54,6 +54,7 @@ mod subreaper;
 mod system_call;
 mod terminals;
 mod text;
+mod thread_timers;
 mod tracing;
 mod variables;
 

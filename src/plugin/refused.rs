@@ -1,9 +1,9 @@
 #![allow(unsafe_code, reason = "called by CRIU through C")]
 //! Replacements for functions of the C library in a CRIU without privileges on the machine. They answer what the kernel
-//! refuses to such a CRIU, and pass all other calls on unchanged.
+//! refuses to such a CRIU, and pass all other calls on unchanged, with one exception, for every CRIU: `thread_timers`.
 //!
 //! ```text
-//! openat          EPERM: `stand_in`   EACCES: `settings`   a thread's status: `filters`
+//! openat          EPERM: `stand_in`   EACCES: `settings`   a thread's status: `filters`   timers: `thread_timers`
 //! stat, fstatat   EPERM: `stand_in`
 //! write           `settings`
 //! fchownat        EINVAL, for a user or group that is not mapped here: EPERM, and CRIU looks whether the file has it
@@ -15,7 +15,7 @@ use core::slice;
 use super::interposed::as_library;
 use super::kernel::{EACCES, EINVAL, EPERM, openat_with, write_some};
 use super::system_call::{AT_FDCWD, address, system_call};
-use super::{filters, settings, stand_in};
+use super::{filters, settings, stand_in, thread_timers};
 
 #[cfg(target_arch = "x86_64")]
 const NEWFSTATAT: c_long = 262;
@@ -41,7 +41,9 @@ pub unsafe extern "C" fn openat64(
 ) -> c_int {
     // SAFETY: by the contract above.
     let path = unsafe { CStr::from_ptr(path) };
-    if let Some(answer) = filters::answer(folder, path, flags) {
+    let shown =
+        filters::answer(folder, path, flags).or_else(|| thread_timers::answer(folder, path, flags));
+    if let Some(answer) = shown {
         return answer;
     }
     let opened = openat_with(folder, path, flags, mode);

@@ -146,3 +146,26 @@ note(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 "#,
     );
 }
+
+/// As a sampling profiler does for each thread.
+#[apply(as_root_and_user)]
+fn a_timer_of_the_time_of_a_thread_survives() {
+    survives(
+        r#"
+CLOCK_THREAD_CPUTIME_ID, SIGEV_THREAD_ID = 3, 4
+timer_create, timer_settime = {"x86_64": (222, 223), "aarch64": (107, 110)}[os.uname().machine]
+ticks = 0
+def tick(*_): global ticks; ticks += 1
+signal.signal(signal.SIGUSR1, tick)
+def work():
+    event = struct.pack("qiii44x", 0, signal.SIGUSR1, SIGEV_THREAD_ID, threading.get_native_id())
+    timer = ctypes.c_int()
+    check(libc.syscall(timer_create, CLOCK_THREAD_CPUTIME_ID, event, ctypes.byref(timer)))
+    check(libc.syscall(timer_settime, timer, 0, struct.pack("4q", 0, 10_000_000, 0, 10_000_000), None))
+    while True: pass
+threading.Thread(target=work, daemon=True).start()
+for i in steps():
+    before = ticks; until(lambda: ticks > before); note(i)
+"#,
+    );
+}
