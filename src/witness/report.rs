@@ -19,6 +19,8 @@ const NAME_BYTES_MAX: usize = FOLDER_BYTES_MAX + 32;
 const LINK_BYTES_MAX: usize = 32;
 /// Hexadecimal digits of a number.
 const DIGITS: usize = 16;
+/// End of the kernel's path of a removed file or folder.
+const REMOVED: &[u8] = b" (deleted)";
 /// Places with device files and the kernel's own, and those of files within them.
 const NOT_FILES: [&[u8]; 3] = [b"/dev/", b"/proc/", b"/sys/"];
 const BUT_FILES: [&[u8]; 2] = [b"/dev/shm/", b"/dev/hugepages/"];
@@ -46,6 +48,13 @@ pub enum Kind {
     /// Identity of a file that was created by opening it. Programs with system calls of their own (Rust's `rustix`) may
     /// rename it without a report.
     Born = b'i',
+}
+
+impl Kind {
+    /// Returns true if the call follows a link at the path itself.
+    fn follows_links(self) -> bool {
+        matches!(self, Self::OpenedNew | Self::Opened | Self::Born)
+    }
 }
 
 /// An action on a report.
@@ -118,10 +127,13 @@ pub unsafe fn report(act: Act, kind: Kind, base: c_int, path: *const c_char) -> 
         }
     }
     let start = text.len;
-    if !path.starts_with(b"/") && !text.add_folder(base) {
-        return false;
+    // The job may change links on the path later.
+    if !text.add_real(kind, base, c_path) {
+        if !path.starts_with(b"/") && !text.add_folder(base) {
+            return false;
+        }
+        text.add(path);
     }
-    text.add(path);
     let Some(bytes) = text.bytes() else {
         return false;
     };
@@ -173,28 +185,61 @@ impl<const ROOM: usize> Text<ROOM> {
         }
     }
 
+    /// Adds the path without links that a path leads to. Returns false, and adds nothing, if it is not known.
+    fn add_real(&mut self, kind: Kind, base: c_int, path: &CStr) -> bool {
+        let add = |text: &mut Self, path: &CStr| {
+            sys::with_opened(base, path, |opened| text.add_open(opened)) == Some(true)
+        };
+        if kind.follows_links() && add(self, path) {
+            return true;
+        }
+        let bytes = path.to_bytes();
+        let slash = bytes.iter().rposition(|byte| *byte == b'/');
+        let (folder, name) = bytes.split_at(slash.map_or(0, |slash| slash + 1));
+        if matches!(name, b"" | b"." | b"..") {
+            return false;
+        }
+        let mut above = Text::<TEXT_BYTES_MAX>::new();
+        above.add(if folder.is_empty() { b"." } else { folder });
+        let start = self.len;
+        let is_added = above.c_str().is_some_and(|above| add(self, above));
+        if is_added {
+            self.add(if self.len == start + 1 { b"" } else { b"/" });
+            self.add(name);
+        }
+        is_added
+    }
+
+    /// Adds the path of an open file or folder. Returns false, and adds nothing, if it has none.
+    fn add_open(&mut self, descriptor: c_int) -> bool {
+        let mut link = Text::<LINK_BYTES_MAX>::new();
+        link.add(b"/proc/self/fd/");
+        link.add_decimal(descriptor.unsigned_abs());
+        let room = self.bytes.get_mut(self.len..).unwrap_or_default();
+        let len = link
+            .c_str()
+            .and_then(|link| read_link(AT_FDCWD, link, room))
+            .filter(|len| {
+                let path = room.get(..*len).unwrap_or_default();
+                path.starts_with(b"/") && !path.ends_with(REMOVED)
+            });
+        self.len += len.unwrap_or(0);
+        len.is_some()
+    }
+
     /// Adds the path of an open folder and a slash. Returns false if it has none.
     fn add_folder(&mut self, base: c_int) -> bool {
-        let Some(room) = self.bytes.get_mut(self.len..) else {
-            return false;
-        };
-        let len = if base == AT_FDCWD {
-            sys::working_folder(room)
+        let is_added = if base == AT_FDCWD {
+            let room = self.bytes.get_mut(self.len..).unwrap_or_default();
+            // The kernel's text for a folder that cannot be reached begins differently.
+            let len = sys::working_folder(room).filter(|_| room.starts_with(b"/"));
+            self.len += len.unwrap_or(0);
+            len.is_some()
         } else {
-            let mut link = Text::<LINK_BYTES_MAX>::new();
-            link.add(b"/proc/self/fd/");
-            link.add_decimal(base.unsigned_abs());
-            link.c_str()
-                .and_then(|link| read_link(AT_FDCWD, link, room))
+            self.add_open(base)
         };
-        let Some(len) = len else {
-            return false;
-        };
-        // The kernel's text for a folder that cannot be reached begins differently.
-        let is_path = room.first() == Some(&b'/');
-        self.len += len;
         self.add(b"/");
-        is_path
+        is_added
     }
 
     fn add_decimal(&mut self, number: u32) {

@@ -9,8 +9,10 @@ const CLOCK_MONOTONIC: c_long = 1;
 #[cfg(target_arch = "x86_64")]
 mod number {
     use core::ffi::c_long;
+    pub const CLOSE: c_long = 3;
     pub const GETCWD: c_long = 79;
     pub const CLOCK_GETTIME: c_long = 228;
+    pub const OPENAT: c_long = 257;
     pub const UNLINKAT: c_long = 263;
     pub const SYMLINKAT: c_long = 266;
     pub const FACCESSAT: c_long = 269;
@@ -19,8 +21,10 @@ mod number {
 #[cfg(target_arch = "aarch64")]
 mod number {
     use core::ffi::c_long;
+    pub const CLOSE: c_long = 57;
     pub const GETCWD: c_long = 17;
     pub const CLOCK_GETTIME: c_long = 113;
+    pub const OPENAT: c_long = 56;
     pub const UNLINKAT: c_long = 35;
     pub const SYMLINKAT: c_long = 36;
     pub const FACCESSAT: c_long = 48;
@@ -89,6 +93,21 @@ pub fn identity(folder: c_int, path: *const c_char) -> Option<[u64; 3]> {
         .wrapping_mul(1_000_000_000)
         .wrapping_add(found.birth_nanoseconds.into());
     Some([device, found.inode, birth])
+}
+
+/// Opens a path without access to its content, and calls `act` with the descriptor.
+pub fn with_opened<T>(folder: c_int, path: &CStr, act: impl FnOnce(c_int) -> T) -> Option<T> {
+    const O_PATH: c_long = 0o10_000_000;
+    const O_CLOEXEC: c_long = 0o2_000_000;
+    let path = address(path.as_ptr());
+    let arguments = [folder.into(), path, O_PATH | O_CLOEXEC, 0, 0, 0];
+    // SAFETY: the path ends with a zero.
+    let opened = unsafe { system_call(number::OPENAT, arguments) };
+    let opened = c_int::try_from(opened).ok().filter(|opened| *opened >= 0)?;
+    let done = act(opened);
+    // SAFETY: opened here.
+    unsafe { system_call(number::CLOSE, [opened.into(), 0, 0, 0, 0, 0]) };
+    Some(done)
 }
 
 /// Writes the working folder's path and a zero. Returns the length without the zero; `None` also if it does not fit.

@@ -40,8 +40,8 @@ print("done", flush=True)
 wait("go")
 "#;
 
-/// Renames folders onto empty ones and exchanges them with folders and files, and puts files in the place of folders in
-/// which it has files open. Waits at the snapshot for MORE, and at the end for "go".
+/// Renames folders onto empty ones and exchanges them with folders and files, puts files in the place of folders in which it
+/// has files open, and writes by a link that it changes afterwards. Waits at the snapshot for MORE, and at the end for "go".
 const MOVES_FOLDERS: &str = r#"
 import ctypes, os, shutil, time
 os.mkdir("run"); os.chdir("run")
@@ -54,7 +54,8 @@ def write(*names):
         os.makedirs(os.path.dirname(name) or ".", exist_ok=True)
         with open(name, "w") as file: file.write(name)
 write("one/x", "one/deep/x", "other/y", "full/x", "file", "folder/x", "gone/x", "gone/deep/x")
-os.mkdir("empty"); os.mkdir("first"); os.mkdir("second")
+for name in "empty", "first", "second", "target", "next": os.mkdir(name)
+os.symlink("target", "latest")
 log = open("gone/log", "w+"); log.write("before "); log.flush()
 read = open("gone/deep/x"); inside = os.open("gone/deep", os.O_RDONLY)
 print("ready", flush=True)
@@ -66,6 +67,7 @@ write("first/new"); exchange("first", "second")
 shutil.rmtree("gone"); write("gone")
 log.write("after"); log.flush(); log.seek(0)
 write("log"); open("log", "a").write(log.read() + read.read())
+write("latest/new"); os.remove("latest"); os.symlink("next", "latest")
 print("done", flush=True)
 wait("../go")
 "#;
