@@ -37,8 +37,7 @@ pub(super) fn watch_all(group: &mut Group) -> io::Result<Line> {
     let mounts = Mount::all_of("self")?;
     let (mut watched, mut unwatched) = (Vec::new(), Vec::new());
     for mount in mounts.into_iter().filter(may_have_files) {
-        // A mount hidden below another one cannot be reached by its path.
-        if is_file(&mount.point) {
+        if !is_open_folder(&mount.point) {
             continue;
         }
         if group.watch(&mount.point).is_ok() {
@@ -56,8 +55,13 @@ pub(crate) fn can_watch_all() -> bool {
     watched.is_ok_and(|line| matches!(line, Line::Mounts { unwatched, .. } if unwatched.is_empty()))
 }
 
-fn is_file(path: &Path) -> bool {
-    path.symlink_metadata().is_ok_and(|found| !found.is_dir())
+/// Returns false for a file, as for a mount that is hidden below another one, and for a folder that even root may not enter: a
+/// FUSE mount of another user.
+fn is_open_folder(path: &Path) -> bool {
+    match path.symlink_metadata() {
+        Ok(found) => found.is_dir(),
+        Err(error) => error.kind() != io::ErrorKind::PermissionDenied,
+    }
 }
 
 /// Returns true unless the file system is read-only, a kernel file system or one of device files.

@@ -60,6 +60,7 @@ impl Obstacle {
             | Finding::SegmentPart
             | Finding::MemoryProgram
             | Finding::NameElsewhere(_)
+            | Finding::SignalsThread(_)
             | Finding::MovedSocket { .. }
             | Finding::LinkedSocket(_)
             | Finding::LostSocket(_)
@@ -225,6 +226,12 @@ pub enum Finding {
         .0.display()
     )]
     LostSocket(PathBuf),
+    /// A descriptor signals a thread other than the first.
+    #[error(
+        "has descriptor {0} with signals to a thread other than its first (F_OWNER_TID), which CRIU cannot restore; let it signal \
+         the process (F_OWNER_PID) or the first thread"
+    )]
+    SignalsThread(i32),
     /// The process lets no other program of its user look at it.
     #[error(
         "lets no other program of its user inspect it (PR_SET_DUMPABLE, as ssh-agent does, or a program that the user may \

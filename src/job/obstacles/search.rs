@@ -48,7 +48,8 @@ pub fn find_obstacle(
         .or_else(|| terminals::find(open))
         .or_else(|| ends::find(&stats))
         .or_else(|| removed::find(&stats, open))
-        .or_else(|| removed::find_moved_sockets(open));
+        .or_else(|| removed::find_moved_sockets(open))
+        .or_else(|| leases::find_signalled_thread(open));
     Ok(match when {
         When::Ahead => found
             .or_else(|| first_threads::find(processes))

@@ -18,6 +18,7 @@ mod proc_files;
 mod processes;
 mod random_files;
 mod refused_kinds;
+mod refused_names;
 mod rounds;
 mod sockets;
 mod survival;
