@@ -31,7 +31,7 @@ const PART_MIN: usize = 16;
 /// First bytes of a program or library.
 const ELF: &[u8] = b"\x7fELF";
 
-/// Samples the append-only files whose content is not saved, and returns them. A file that cannot be read is identified by
+/// Samples the append-only files, and returns them. A file that cannot be read is identified by
 /// its inode alone.
 pub fn sample_appended(files: &mut [OpenFile]) -> Vec<AppendedFile> {
     let appended = files.iter_mut().filter(|file| file.is_appended());

@@ -72,8 +72,6 @@ pub struct OpenFile {
     pub owner: (u32, u32),
     /// True if the file is in memory (tmpfs) and is lost in a reboot.
     pub in_memory: bool,
-    /// Name of the image stream with its content, if the content is saved.
-    pub content: Option<String>,
     /// Hash of the ends of the content: of a file that the job only appends to, and of mapped files, programs and libraries
     /// that it does not write.
     #[serde(default)]
@@ -112,7 +110,7 @@ impl OpenFile {
     /// Returns true if the job cannot change the file's content at the snapshot, only append to it.
     #[must_use]
     pub fn is_appended(&self) -> bool {
-        self.written() && !self.rewrites && self.content.is_none()
+        self.written() && !self.rewrites
     }
 }
 
@@ -294,7 +292,6 @@ impl Found {
                 mode: metadata.mode() & 0o7777,
                 owner: (metadata.uid(), metadata.gid()),
                 in_memory: false,
-                content: None,
                 sample: None,
                 changed: false,
                 is_locked: false,

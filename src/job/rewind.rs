@@ -3,17 +3,16 @@
 //! A plan checks everything and changes nothing. Then the plan is executed. Data that is truncated or overwritten is
 //! saved in a separate folder first.
 
-use std::fs::{self, File, Metadata};
-use std::io::{self, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
+use std::fs::{File, Metadata};
+use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use super::file_sample::{IDENTIFYING_BYTES_MIN, sample_at};
 use super::files::{Access, OpenFile, modified_ns};
 use super::nodes::{self, Node};
 use crate::safe_path::Spot;
-use crate::sparse_writer::SparseWriter;
-use aside::{aside_name, keep_from, without_links};
+use aside::{aside_name, keep_cut, without_links};
 use error::{RewindError, system};
 
 pub use aside::{CutAway, undo};
@@ -29,23 +28,8 @@ mod landed;
 pub struct Plan {
     /// Folders and named pipes to create before the rollback.
     nodes: Vec<Node>,
-    steps: Vec<Step>,
-}
-
-#[derive(Debug)]
-struct Step {
-    file: OpenFile,
-    action: Action,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Action {
-    /// Truncate the file to its size at the snapshot.
-    Cut,
-    /// Write the saved content back.
-    Refill,
-    /// Create the file again from the saved content.
-    Recreate,
+    /// Files to truncate to their sizes at the snapshot.
+    cuts: Vec<OpenFile>,
 }
 
 /// Removes the files of the job's former sockets that CRIU does not remove before it binds them again.
@@ -72,29 +56,23 @@ pub fn plan<'a>(
         ..Plan::default()
     };
     for file in files {
-        if let Some(action) = action_for(file, other_bytes, present_path(&file.path))? {
-            plan.steps.push(Step {
-                file: file.clone(),
-                action,
-            });
+        if is_to_cut(file, other_bytes, present_path(&file.path))? {
+            plan.cuts.push(file.clone());
         }
     }
     Ok(plan)
 }
 
-fn action_for(
+/// Checks a file. Returns true if it has to be truncated.
+fn is_to_cut(
     file: &OpenFile,
     other_bytes: OtherBytes,
     present: &Path,
-) -> Result<Option<Action>, RewindError> {
+) -> Result<bool, RewindError> {
     let metadata = match Spot::of(present).and_then(|spot| spot.metadata()) {
         Ok(metadata) => metadata,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            return if file.content.is_some() {
-                Ok(Some(Action::Recreate))
-            } else {
-                Err(RewindError::Vanished(file.path.clone()))
-            };
+            return Err(RewindError::Vanished(file.path.clone()));
         }
         Err(error) => return Err(system("inspect", &file.path)(error)),
     };
@@ -115,11 +93,10 @@ fn action_for(
                 now,
             })
         }
-        Access::Read | Access::Map => Ok(None),
-        Access::Write | Access::Update if file.content.is_some() => Ok(Some(Action::Refill)),
+        Access::Read | Access::Map => Ok(false),
         Access::Write | Access::Update => {
             holds_the_same(file, other_bytes, present, &metadata)?;
-            Ok((now > then).then_some(Action::Cut))
+            Ok(now > then)
         }
     }
 }
@@ -187,88 +164,27 @@ impl Plan {
         Ok(nodes::remake(&self.nodes)?)
     }
 
-    /// Rolls the files back, after [`make_nodes`](Self::make_nodes). `content` writes a saved content (by its stream
-    /// name) into a file. `aside` is a folder for truncated data, created when it is needed.
+    /// Rolls the files back, after [`make_nodes`](Self::make_nodes). `aside` is a folder for truncated data, created when it is
+    /// needed.
     ///
     /// # Errors
     /// The first step that fails. Data truncated by earlier steps is written back.
-    pub fn execute(
-        self,
-        aside: &Path,
-        content: impl Fn(&str, &mut dyn Write) -> io::Result<()>,
-    ) -> Result<Vec<CutAway>, RewindError> {
+    pub fn execute(self, aside: &Path) -> Result<Vec<CutAway>, RewindError> {
         let mut cut = Vec::new();
-        match self.take_steps(aside, content, &mut cut) {
-            Ok(()) => Ok(cut),
-            Err(error) => {
-                undo(&cut);
-                Err(error)
-            }
-        }
-    }
-
-    fn take_steps(
-        self,
-        aside: &Path,
-        content: impl Fn(&str, &mut dyn Write) -> io::Result<()>,
-        cut: &mut Vec<CutAway>,
-    ) -> Result<(), RewindError> {
-        for (index, Step { file, action }) in self.steps.into_iter().enumerate() {
+        for (index, file) in self.cuts.iter().enumerate() {
             let kept = aside.join(aside_name(index, &file.path));
-            match action {
-                Action::Cut => {
-                    let mut target = open(&file)?;
-                    cut.extend(keep_from(&file, &mut target, file.size, kept)?);
-                    target
-                        .set_len(file.size)
-                        .map_err(system("cut", &file.path))?;
-                }
-                Action::Refill => {
-                    let mut target = open(&file)?;
-                    // Data that other programs wrote to the file since exists nowhere else. A file in memory has no
-                    // other writers, and its size is unlimited.
-                    let from = if file.in_memory { file.size } else { 0 };
-                    if changed(&file, &target)? {
-                        cut.extend(keep_from(&file, &mut target, from, kept)?);
-                    }
-                    refill(&file, &target, &content)?;
-                }
-                Action::Recreate => {
-                    let made = Spot::of(&file.path).and_then(|spot| {
-                        spot.allows(file.owner.0)?;
-                        let mut options = File::options();
-                        spot.open_as_owner(options.write(true).create_new(true).mode(0o600), 0)
-                    });
-                    let target = made.map_err(system("create again", &file.path))?;
-                    refill(&file, &target, &content)?;
-                    fchown(&target, Some(file.owner.0), Some(file.owner.1))
-                        .map_err(system("set the owner of", &file.path))?;
-                    target
-                        .set_permissions(fs::Permissions::from_mode(file.mode))
-                        .map_err(system("set the mode of", &file.path))?;
-                }
+            let done = open(file).and_then(|mut target| {
+                cut.extend(keep_cut(file, &mut target, kept)?);
+                let shortened = target.set_len(file.size);
+                shortened.map_err(system("cut", &file.path))
+            });
+            if let Err(error) = done {
+                undo(&cut);
+                return Err(error);
             }
         }
-        Ok(())
+        Ok(cut)
     }
-}
-
-/// Writes the saved content of a file into it.
-fn refill(
-    file: &OpenFile,
-    target: &File,
-    content: &impl Fn(&str, &mut dyn Write) -> io::Result<()>,
-) -> Result<(), RewindError> {
-    let Some(stream) = &file.content else {
-        return Ok(());
-    };
-    let system = |operation| system(operation, &file.path);
-    if file.in_memory {
-        // Unwritten pages occupy no memory.
-        target.set_len(0).map_err(system("empty"))?;
-    }
-    content(stream, &mut SparseWriter::new(target)).map_err(system("put back the content of"))?;
-    target.set_len(file.size).map_err(system("cut"))
 }
 
 fn same_owner(file: &OpenFile, metadata: &Metadata) -> Result<(), RewindError> {
@@ -286,12 +202,6 @@ fn open(file: &OpenFile) -> Result<File, RewindError> {
     let metadata = opened.metadata().map_err(system("inspect", &file.path))?;
     same_owner(file, &metadata)?;
     Ok(opened)
-}
-
-/// Returns true if the file was written or created again since the snapshot.
-fn changed(file: &OpenFile, opened: &File) -> Result<bool, RewindError> {
-    let now = opened.metadata().map_err(system("inspect", &file.path))?;
-    Ok((now.ino(), now.size(), modified_ns(&now)) != (file.inode, file.size, file.modified_ns))
 }
 
 #[cfg(test)]

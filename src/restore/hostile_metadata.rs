@@ -87,7 +87,7 @@ impl Scene {
             "stderr": {"pipe": 7, "position": 0, "file": null},
             "files": [{"path": self.job("log"), "access": "write", "inode": log.ino(), "size": 5,
                 "modified_ns": 1_795_263_814_116_503_641_i64, "mode": 0o644, "owner": owner, "in_memory": false,
-                "content": null, "links": [self.job("link_remap.1")]}],
+                "links": [self.job("link_remap.1")]}],
             "nodes": [{"path": self.job("sub"), "kind": "folder", "mode": 0o755, "owner": owner}],
             "sockets": {"listening": ["127.0.0.1:29500"], "connections": [["127.0.0.1:29500", "127.0.0.1:40000"]]},
             "timers": [{"pid": 301, "descriptor": 7}],

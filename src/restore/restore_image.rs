@@ -10,7 +10,6 @@
 //! processes that it started. The caller records the reason, and sets a damaged image aside.
 
 use std::collections::HashSet;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
@@ -241,20 +240,11 @@ impl Restore<'_> {
         if !self.sandbox.isolation().has_network() {
             self.free_addresses()?;
         }
-        for content in facts.files.iter().filter_map(|file| file.content.as_ref()) {
-            // The first read only verifies the hashes: no file may be partly overwritten with damaged content.
-            image.copy_to(content, &mut io::sink())?;
-        }
         open.make_nodes()?;
         let kept_files = kept.as_ref();
         let done = kept_files.map(|kept| kept.put_back(context, image, &aside));
         let done = done.transpose()?.unwrap_or_default();
-        let cut = open.execute(&aside, |name, mut target| {
-            let copied = image.copy_to(name, &mut target);
-            copied
-                .map(drop)
-                .map_err(|error| io::Error::other(error.to_string()))
-        });
+        let cut = open.execute(&aside);
         report(done, cut.as_deref().unwrap_or_default(), &aside);
         let cut = cut?;
         let settled = kept.as_ref().map_or(Ok(()), |kept| kept.rollback.settle());

@@ -58,7 +58,6 @@ fn nodes_are_recorded_with_the_folders_above_them() {
         mode: 0o600,
         owner: (0, 0),
         in_memory: false,
-        content: Some("files/0".to_owned()),
         sample: None,
         changed: false,
         is_locked: false,

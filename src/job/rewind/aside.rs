@@ -23,9 +23,7 @@ pub struct CutAway {
     pub bytes: u64,
     /// File with the saved bytes.
     pub kept: PathBuf,
-    /// Offset of the bytes in the job's file.
-    pub from: u64,
-    /// Length of the job's file without the bytes, or with the bytes that replaced them.
+    /// Length of the job's file without the bytes.
     pub size: u64,
 }
 
@@ -37,7 +35,7 @@ impl CutAway {
             return Ok(false);
         }
         let mut kept = File::open(&self.kept)?;
-        copy_data(&mut kept, 0, self.bytes, &mut target, self.from)?;
+        copy_data(&mut kept, 0, self.bytes, &mut target, self.size)?;
         target.sync_all()?;
         discard(&self.kept)?;
         Ok(true)
@@ -80,19 +78,17 @@ pub(super) fn aside_name(index: usize, path: &Path) -> String {
     format!("{index}-{start}")
 }
 
-/// Copies all bytes from `from` on into `kept`. Returns `None` if there are none.
-pub(super) fn keep_from(
+/// Copies all bytes beyond the file's size at the snapshot into `kept`. Returns `None` if there are none.
+pub(super) fn keep_cut(
     file: &OpenFile,
     source: &mut File,
-    from: u64,
     kept: PathBuf,
 ) -> Result<Option<CutAway>, RewindError> {
-    let bytes = keep_end(&file.path, source, from, &kept)?;
+    let bytes = keep_end(&file.path, source, file.size, &kept)?;
     Ok((bytes > 0).then(|| CutAway {
         path: file.path.clone(),
         bytes,
         kept,
-        from,
         size: file.size,
     }))
 }

@@ -1,10 +1,11 @@
 //! Tests of the plan for files, with real files.
 
 use std::collections::BTreeSet;
+use std::fs;
 
 use super::*;
 
-fn recorded(path: &Path, access: Access, content: Option<&str>) -> OpenFile {
+fn recorded(path: &Path, access: Access) -> OpenFile {
     let metadata = fs::metadata(path).unwrap();
     OpenFile {
         path: path.to_owned(),
@@ -15,7 +16,6 @@ fn recorded(path: &Path, access: Access, content: Option<&str>) -> OpenFile {
         mode: 0o640,
         owner: (metadata.uid(), metadata.gid()),
         in_memory: false,
-        content: content.map(str::to_owned),
         sample: None,
         changed: false,
         is_locked: false,
@@ -25,20 +25,16 @@ fn recorded(path: &Path, access: Access, content: Option<&str>) -> OpenFile {
     }
 }
 
-fn never(_: &str, _: &mut dyn Write) -> io::Result<()> {
-    Err(io::ErrorKind::NotFound.into())
-}
-
 #[test]
 fn a_log_that_grew_is_cut_and_its_end_is_kept_aside() {
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("log");
     fs::write(&log, "one\n").unwrap();
-    let file = recorded(&log, Access::Write, None);
+    let file = recorded(&log, Access::Write);
     fs::write(&log, "one\ntwo\n").unwrap();
     let cut = plan(&[file], &[], OtherBytes::Refuse, |path| path)
         .unwrap()
-        .execute(&folder.path().join("aside"), never)
+        .execute(&folder.path().join("aside"))
         .unwrap();
     assert_eq!(fs::read_to_string(&log).unwrap(), "one\n");
     assert_eq!((cut.len(), cut[0].bytes), (1, 4));
@@ -46,42 +42,11 @@ fn a_log_that_grew_is_cut_and_its_end_is_kept_aside() {
 }
 
 #[test]
-fn a_file_the_job_reads_back_gets_its_old_content() {
-    let folder = tempfile::tempdir().unwrap();
-    let state = folder.path().join("state");
-    fs::write(&state, "0001").unwrap();
-    let file = recorded(&state, Access::Update, Some("files/0"));
-    fs::write(&state, "0002+").unwrap();
-    let refill = |_: &str, target: &mut dyn Write| target.write_all(b"0001");
-    let restore = || {
-        plan(
-            std::slice::from_ref(&file),
-            &[],
-            OtherBytes::Refuse,
-            |path| path,
-        )
-        .unwrap()
-        .execute(&folder.path().join("aside"), refill)
-        .unwrap()
-    };
-    let kept = restore();
-    assert_eq!(fs::read_to_string(&state).unwrap(), "0001");
-    // The content may be another program's, or that of a new file at the same path.
-    assert_eq!(fs::read_to_string(&kept[0].kept).unwrap(), "0002+");
-    let other = folder.path().join("other");
-    fs::write(&other, "precious").unwrap();
-    fs::rename(&other, &state).unwrap();
-    let kept = restore();
-    assert_eq!(fs::read_to_string(&state).unwrap(), "0001");
-    assert_eq!(fs::read_to_string(&kept[0].kept).unwrap(), "precious");
-}
-
-#[test]
 fn a_file_with_another_owner_is_refused_and_unchanged() {
     let folder = tempfile::tempdir().unwrap();
     let state = folder.path().join("state");
     fs::write(&state, "0001").unwrap();
-    let mut file = recorded(&state, Access::Update, Some("files/0"));
+    let mut file = recorded(&state, Access::Update);
     let now = file.owner.0;
     file.owner.0 += 1;
     let then = file.owner.0;
@@ -96,13 +61,13 @@ fn saved_data_has_a_name_within_the_limit_and_its_holes() {
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("é".repeat(127));
     fs::write(&log, "abc").unwrap();
-    let file = recorded(&log, Access::Write, None);
+    let file = recorded(&log, Access::Write);
     let grown = File::options().write(true).open(&log).unwrap();
     grown.set_len(1 << 30).unwrap();
     std::os::unix::fs::FileExt::write_all_at(&grown, b"end", (1 << 30) - 3).unwrap();
     let kept = plan(&[file], &[], OtherBytes::Refuse, |path| path)
         .unwrap()
-        .execute(&folder.path().join("aside"), never)
+        .execute(&folder.path().join("aside"))
         .unwrap();
     assert_eq!(fs::metadata(&log).unwrap().len(), 3);
     let about = fs::metadata(&kept[0].kept).unwrap();
@@ -121,8 +86,8 @@ fn a_shrunk_missing_or_replaced_file_is_refused() {
     fs::write(&grown, "a").unwrap();
     fs::write(&bad, "content").unwrap();
     let files = [
-        recorded(&grown, Access::Write, None),
-        recorded(&bad, Access::Write, None),
+        recorded(&grown, Access::Write),
+        recorded(&bad, Access::Write),
     ];
     fs::write(&grown, "ab").unwrap();
 
@@ -154,7 +119,7 @@ fn a_copy_of_a_log_is_accepted_and_other_content_is_not() {
     let (log, other) = (folder.path().join("log"), folder.path().join("other"));
     let first = "one\n".repeat(1024);
     fs::write(&log, &first).unwrap();
-    let mut file = recorded(&log, Access::Write, None);
+    let mut file = recorded(&log, Access::Write);
     file.mode = fs::metadata(&log).unwrap().mode() & 0o7777;
     file.sample = sample_at(&log, file.size).ok();
     // While the file is open, no other file gets its inode.
@@ -181,7 +146,7 @@ fn a_copy_of_a_log_is_accepted_and_other_content_is_not() {
     let accepted = super::plan(std::slice::from_ref(&file), &[], OtherBytes::Warn, |path| {
         path
     });
-    assert_eq!(accepted.unwrap().steps.len(), 1);
+    assert_eq!(accepted.unwrap().cuts.len(), 1);
     for text in ["two\n", "on", &others] {
         replace(text);
         assert!(
@@ -205,7 +170,7 @@ fn a_copy_of_a_log_is_accepted_and_other_content_is_not() {
     assert!(matches!(plan(&unlike), Err(RewindError::Replaced(_))));
     let cut = plan(&file)
         .unwrap()
-        .execute(&folder.path().join("aside"), never)
+        .execute(&folder.path().join("aside"))
         .unwrap();
     assert_eq!(fs::read_to_string(&log).unwrap(), first);
     assert_eq!(fs::read_to_string(&cut[0].kept).unwrap(), "two\n");
@@ -216,7 +181,7 @@ fn a_short_log_with_other_bytes_and_its_copy_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("log");
     fs::write(&log, "one\n").unwrap();
-    let mut file = recorded(&log, Access::Write, None);
+    let mut file = recorded(&log, Access::Write);
     file.mode = fs::metadata(&log).unwrap().mode() & 0o7777;
     crate::job::sample_appended(std::slice::from_mut(&mut file));
     let plan = || {
@@ -232,27 +197,11 @@ fn a_short_log_with_other_bytes_and_its_copy_are_refused() {
 }
 
 #[test]
-fn a_missing_file_in_memory_is_created_again() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("shared");
-    fs::write(&path, "abc").unwrap();
-    let file = recorded(&path, Access::Update, Some("files/0"));
-    fs::remove_file(&path).unwrap();
-    let refill = |_: &str, target: &mut dyn Write| target.write_all(b"abc");
-    plan(&[file], &[], OtherBytes::Refuse, |path| path)
-        .unwrap()
-        .execute(folder.path(), refill)
-        .unwrap();
-    assert_eq!(fs::read_to_string(&path).unwrap(), "abc");
-    assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o640);
-}
-
-#[test]
 fn an_upgraded_library_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let library = folder.path().join("lib.so");
     fs::write(&library, "v1").unwrap();
-    let mut file = recorded(&library, Access::Map, None);
+    let mut file = recorded(&library, Access::Map);
     file.modified_ns -= 1;
     assert!(
         matches!(plan(&[file], &[], OtherBytes::Refuse, |path| path), Err(RewindError::Changed { path, .. }) if path == library)
@@ -277,7 +226,7 @@ fn another_build_of_a_library_is_named() {
         kinds.map(|(name, content, access)| {
             let path = folder.path().join(name);
             write(&path, &format!("{content} {version}"));
-            recorded(&path, access, None)
+            recorded(&path, access)
         })
     };
     let mut files = build("v1");
@@ -307,34 +256,11 @@ fn an_unchanged_file_needs_no_step() {
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("log");
     fs::write(&log, "same").unwrap();
-    let file = recorded(&log, Access::Write, None);
+    let file = recorded(&log, Access::Write);
     assert!(
         plan(&[file], &[], OtherBytes::Refuse, |path| path)
             .unwrap()
-            .steps
+            .cuts
             .is_empty()
     );
-}
-
-#[test]
-fn holes_of_a_restored_file_take_no_memory() {
-    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
-    let path = folder.path().join("segment");
-    let mut content = vec![0; 9 * 4096 + 100];
-    content[4 * 4096 + 7] = 1;
-    content[5 * 4096] = 2;
-    content[9 * 4096 + 99] = 3;
-    fs::write(&path, &content).unwrap();
-    let mut file = recorded(&path, Access::Update, Some("files/0"));
-    file.in_memory = true;
-    fs::write(&path, vec![9; 20 * 4096]).unwrap();
-    // The content arrives in pieces, like an image's chunks.
-    let refill = |_: &str, target: &mut dyn Write| {
-        let mut pieces = content.chunks(3 * 4096);
-        pieces.try_for_each(|piece| target.write_all(piece))
-    };
-    let steps = plan(&[file], &[], OtherBytes::Refuse, |path| path).unwrap();
-    steps.execute(&folder.path().join("aside"), refill).unwrap();
-    assert_eq!(fs::read(&path).unwrap(), content);
-    assert_eq!(fs::metadata(&path).unwrap().blocks() * 512, 3 * 4096);
 }
