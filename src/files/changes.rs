@@ -224,9 +224,10 @@ fn describe(
         file.is_mapped = is_mapped_by_others || open.is_some_and(|open| open.is_mapped);
         let unchanged = known.filter(|known| known.is_unchanged(&file, earlier.frozen_ns));
         // In memory, stores through a mapping do not change the times.
-        let changed = touch.filter(|touch| touch.last >= look.record.time_of(look.earlier.id));
-        let shows_none = || changed.is_some() && is_in_memory(path);
-        let unchanged = unchanged.filter(|_| !is_mapped_by_others && !shows_none());
+        let is_touched =
+            touch.is_some_and(|touch| touch.last >= look.record.time_of(look.earlier.id));
+        let may_have_changed = is_mapped_by_others || is_touched && is_in_memory(path);
+        let unchanged = unchanged.filter(|_| !may_have_changed);
         let copied = look
             .copied(written, path)
             .filter(|it| it.looks_unchanged(&file));

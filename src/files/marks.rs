@@ -1,6 +1,8 @@
 //! Selection of the mounted file systems for a watcher.
 
+use std::ffi::OsString;
 use std::io;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 
 use super::fanotify::Group;
@@ -49,10 +51,25 @@ pub(super) fn watch_all(group: &mut Group) -> io::Result<Line> {
     Ok(Line::Mounts { watched, unwatched })
 }
 
-/// Returns true if all changes of files can be watched.
-pub(crate) fn can_watch_all() -> bool {
+/// Returns the mount points of the file systems of which a watcher would not learn all changes, each after a plus sign, and of
+/// the others, after a minus sign, in lines; `None` if all can be watched. The witness reads them (`src/witness/report.rs`).
+pub(crate) fn mounts_to_report() -> Option<OsString> {
     let watched = Group::new().and_then(|mut group| watch_all(&mut group));
-    watched.is_ok_and(|line| matches!(line, Line::Mounts { unwatched, .. } if unwatched.is_empty()))
+    let Ok(Line::Mounts { watched, unwatched }) = watched else {
+        return Some("+/".into());
+    };
+    if unwatched.is_empty() {
+        return None;
+    }
+    let unwatched = unwatched.iter().map(|mount| (b"+", mount));
+    let all = unwatched.chain(watched.iter().map(|mount| (b"-", mount)));
+    let mut text = Vec::new();
+    for (sign, mount) in all {
+        text.extend_from_slice(sign);
+        text.extend_from_slice(mount.as_os_str().as_bytes());
+        text.push(b'\n');
+    }
+    Some(OsString::from_vec(text))
 }
 
 /// Returns false for a file, as for a mount that is hidden below another one, and for a folder that even root may not enter: a

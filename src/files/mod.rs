@@ -37,8 +37,9 @@ pub use file_set::{Content, KeptFile, KeptFiles, Kind, Unkept, Writer, is_in_mem
 pub use held::Held;
 pub use job_files::{ACCOUNTING, Changes, Choice, ImageFiles, JobFiles, Kept};
 pub use lost::{Lost, OnLost, RollbackError};
-pub(crate) use marks::can_watch_all;
+pub(crate) use marks::mounts_to_report;
 pub use put_back::{Done, Sources};
+pub(crate) use record::MOUNTS_VARIABLE;
 pub use record::changed_by_job;
 pub use record_line::obituary;
 pub use rollback::Rollback;

@@ -18,6 +18,7 @@ use super::marker;
 use super::record_line::{JobChange, Line, append};
 use crate::clock;
 pub use evidence::Evidence;
+pub(crate) use evidence::MOUNTS_VARIABLE;
 pub use since::Since;
 
 mod compaction;

@@ -104,16 +104,6 @@ pub(super) enum JobChange {
     FolderGone,
 }
 
-impl Line {
-    /// Returns the path that the job has changed.
-    pub fn path(&self) -> Option<&Path> {
-        match self {
-            Self::Job { path, .. } => Some(path),
-            _ => None,
-        }
-    }
-}
-
 impl JobChange {
     pub fn of(change: Change, is_folder: bool) -> Self {
         match (change, is_folder) {

@@ -41,7 +41,9 @@ pub(crate) use halt::tests::compiled;
 pub use halt::{HaltError, Halted, code_of, halt, number_inside, thread_of};
 pub use input::{Input, InputMark};
 pub use links::{DumpLock, remove_links};
-pub use nodes::{Node, NodeKind, NodesError, needed};
+pub use nodes::{
+    MovedSocket, Needed, Node, NodeKind, NodesError, clear_sockets, name_sockets, needed,
+};
 pub use obstacles::{
     ExitCode, Finding, Obstacle, ProcessName, When, exit_codes, find_obstacle, find_unmounted,
     have_huge_pages,
@@ -49,7 +51,7 @@ pub use obstacles::{
 pub use output::{Output, OutputMark, Patience, Relation, Shown, StatusLine};
 pub use process::{environment, has_mapped, user, users, variable};
 pub use rewind::error::RewindError;
-pub use rewind::{CutAway, Expected, LandedError, OtherBytes, Plan, clear_sockets, plan, undo};
+pub use rewind::{CutAway, Expected, LandedError, OtherBytes, Plan, check_nodes, plan, undo};
 pub(crate) use sockets::PacketLock;
 pub use sockets::{
     Backlog, SocketOptions, Sockets, SocketsError, give_back_socket_options, record_socket_options,

@@ -1,11 +1,12 @@
 //! Folders and named pipes that a restore needs, recorded while the job is frozen.
 //!
 //! A job removes temporary files when it exits: Python's multiprocessing removes `/tmp/pymp-XXXX`, which contains its
-//! sockets. CRIU (4.2.1) creates socket files again and removes existing ones, here only by paths without links. It does not create the folder of a
+//! sockets. CRIU (4.2.1) creates socket files again and removes existing ones, which the plugin allows only by paths without links. It does not create the folder of a
 //! socket, folders that processes work in or have open, or named pipes. `remake` restores these.
 
 mod bound;
 mod mapped_files;
+mod moved_sockets;
 mod remake;
 
 use std::collections::{BTreeMap, HashSet};
@@ -20,10 +21,11 @@ use serde::{Deserialize, Serialize};
 use super::descriptors::Descriptors;
 use super::files::{OpenFile, is_deleted};
 use crate::{checked, path_text};
-pub(super) use bound::{Borrower, BoundFile};
+pub(super) use bound::{Borrower, BoundFile, Use};
 pub(super) use mapped_files::map_link;
-pub use remake::NodesError;
-pub(super) use remake::{clear_sockets, missing, remake};
+pub use moved_sockets::{MovedSocket, name_sockets};
+pub use remake::{NodesError, clear_sockets};
+pub(super) use remake::{check, missing, remake};
 
 /// Limit on the nodes of an image. A job needs few; nodes beyond the limit are not recorded.
 const NODES_MAX: usize = 65_536;
@@ -57,8 +59,8 @@ pub enum NodeKind {
     Folder,
     /// A named pipe.
     Fifo,
-    /// The file of a unix socket that was bound by a name with a symbolic link. CRIU makes it, and does not remove the one that
-    /// is there.
+    /// The file of a unix socket that was bound by a name that differs from its path. CRIU makes it, and does not remove the one
+    /// that is there.
     Socket,
 }
 
@@ -78,7 +80,7 @@ impl NodeKind {
 /// Nodes without a name are left out, because CRIU restores them. Nodes that cannot be inspected are left out too: the
 /// restore needs a node only if it is missing by then.
 #[must_use]
-pub fn needed(open: &[Descriptors], files: &[OpenFile]) -> Vec<Node> {
+pub fn needed(open: &[Descriptors], files: &[OpenFile]) -> Needed {
     let mut recording = Recording::default();
     for file in files.iter().filter(|file| file.written()) {
         recording.add_parent(&file.path);
@@ -92,7 +94,19 @@ pub fn needed(open: &[Descriptors], files: &[OpenFile]) -> Vec<Node> {
             "too many open folders: not all can be recreated in a restore"
         );
     }
-    recording.nodes.into_values().collect()
+    Needed {
+        nodes: recording.nodes.into_values().collect(),
+        moved_sockets: recording.moved,
+    }
+}
+
+/// Nodes and names that a restore needs.
+#[derive(Debug)]
+pub struct Needed {
+    /// Folders, named pipes, and files of sockets that CRIU does not remove.
+    pub nodes: Vec<Node>,
+    /// Sockets whose files have other names than those by which CRIU binds them.
+    pub moved_sockets: Vec<MovedSocket>,
 }
 
 #[derive(Default)]
@@ -100,6 +114,7 @@ struct Recording {
     nodes: BTreeMap<PathBuf, Node>,
     /// Targets of the descriptors of processes handled before.
     seen: HashSet<OsString>,
+    moved: Vec<MovedSocket>,
 }
 
 impl Recording {
@@ -127,23 +142,35 @@ impl Recording {
                 if let Some(metadata) = descriptor.metadata() {
                     self.add_named(target, metadata);
                 }
-            } else if let Some(path) = borrower
+            } else if let Some((file, usage)) = borrower
                 .as_ref()
-                .and_then(|it| it.bound_path(descriptor.number))
+                .and_then(|it| it.named_socket(descriptor.number))
             {
-                self.add_parent(&path);
-                let file = borrower
-                    .as_ref()
-                    .and_then(|it| it.file_to_bind(descriptor.number));
-                if let Some(BoundFile::At {
-                    path,
-                    has_link: true,
-                }) = file
-                    && let Ok(metadata) = fs::symlink_metadata(&path)
+                self.add_socket(&file, usage);
+            }
+        }
+    }
+
+    fn add_socket(&mut self, file: &BoundFile, usage: Use) {
+        let is_bound = matches!(usage, Use::Bound | Use::BoundAndConnected);
+        match file {
+            BoundFile::At { path, is_indirect } => {
+                self.add_parent(path);
+                if *is_indirect
+                    && is_bound
+                    && let Ok(metadata) = fs::symlink_metadata(path)
                 {
-                    self.add(&path, NodeKind::Socket, &metadata);
+                    self.add(path, NodeKind::Socket, &metadata);
                 }
             }
+            BoundFile::Moved(moved) => {
+                self.add_parent(&moved.bound);
+                moved.paths.iter().for_each(|path| self.add_parent(path));
+                if is_bound && !self.moved.contains(moved) {
+                    self.moved.push(moved.clone());
+                }
+            }
+            BoundFile::Elsewhere(_) | BoundFile::Removed(_) | BoundFile::Lost(_) => {}
         }
     }
 

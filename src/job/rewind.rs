@@ -32,12 +32,12 @@ pub struct Plan {
     cuts: Vec<OpenFile>,
 }
 
-/// Removes the files of the job's former sockets that CRIU does not remove before it binds them again.
+/// Checks that a snapshot can have recorded all these nodes.
 ///
 /// # Errors
-/// A file cannot be removed.
-pub fn clear_sockets(nodes: &[Node]) -> Result<(), RewindError> {
-    Ok(nodes::clear_sockets(nodes)?)
+/// There are too many, or the path of one is not valid.
+pub fn check_nodes(nodes: &[Node]) -> Result<(), RewindError> {
+    Ok(nodes::check(nodes)?)
 }
 
 /// Compares files, folders and named pipes with their state at the snapshot. Changes nothing. `present_path` returns

@@ -110,7 +110,7 @@ fn read_status<'a>(folder: c_int, path: &CStr, buffer: &'a mut [u8]) -> Option<&
     status
 }
 
-/// Returns the content of a file; `None` if the buffer is not larger.
+/// Returns the content of a file; `None` if the buffer is not larger than that.
 fn read_whole(file: c_int, buffer: &mut [u8]) -> Option<&mut [u8]> {
     let mut len = 0;
     let is_whole = loop {

@@ -6,6 +6,7 @@ use core::ffi::{CStr, c_char, c_int, c_uint};
 const AT_EMPTY_PATH: c_int = 0x1000;
 const AT_SYMLINK_NOFOLLOW: c_int = 0x100;
 const STATX_TYPE: c_uint = 1;
+const STATX_NLINK: c_uint = 4;
 const STATX_INO: c_uint = 0x100;
 const S_IFMT: u32 = 0o170_000;
 const S_IFIFO: u32 = 0o010_000;
@@ -25,7 +26,10 @@ pub enum Links {
 #[derive(Default)]
 pub struct Inode {
     mask: u32,
-    _before_mode: [u32; 6],
+    _before_names: [u32; 3],
+    /// Number of its names.
+    pub names: u32,
+    _after_names: [u32; 2],
     mode: u16,
     _after_mode: u16,
     pub number: u64,
@@ -38,6 +42,7 @@ pub struct Inode {
 }
 
 const _: () = assert!(size_of::<Inode>() == 256);
+const _: () = assert!(core::mem::offset_of!(Inode, names) == 16);
 const _: () = assert!(core::mem::offset_of!(Inode, mode) == 28);
 const _: () = assert!(core::mem::offset_of!(Inode, number) == 32);
 const _: () = assert!(core::mem::offset_of!(Inode, device_file_major) == 128);
@@ -59,7 +64,7 @@ impl Inode {
 
     fn ask(folder: c_int, path: &CStr, flags: c_int) -> Option<Self> {
         let mut inode = Self::default();
-        let wanted = STATX_TYPE | STATX_INO;
+        let wanted = STATX_TYPE | STATX_NLINK | STATX_INO;
         // SAFETY: the path ends with a zero, and `inode` is as large as the kernel's structure.
         let result = unsafe { statx(folder, path.as_ptr(), flags, wanted, &raw mut inode) };
         (result == 0 && inode.mask & wanted == wanted).then_some(inode)

@@ -34,7 +34,7 @@ pub fn save(file: c_int) -> Option<()> {
 /// Sets the pid.
 pub fn give(text: &[u8]) -> Option<()> {
     let written = with_file(O_WRONLY, |opened| match write_some(opened, text) {
-        // This machine's pids end before it (`pid_max`), and begin again.
+        // This machine has fewer pids (`pid_max`): new processes get those after CRIU's.
         Err(EINVAL) => Ok(text.len()),
         written => written,
     })?;

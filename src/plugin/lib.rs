@@ -9,7 +9,7 @@
 //! links of other users cannot redirect CRIU (`guard`). The plugin asks the supervisor for permission at several steps
 //! (`question`).
 //!
-//! Preloaded into CRIU, it takes the place of some functions of the C library: `interposed` at a dump, `exit_codes`,
+//! Preloaded into CRIU, it takes the place of some functions of the C library: `interposed` and `socket_names` at a dump, `exit_codes`,
 //! `pages`, `reserved` and `subreaper` at a restore, `refused` where CRIU has no privileges on the machine.
 //!
 //! It is loaded into CRIU, which runs as root, with any C library: it uses no standard library, links nothing and
@@ -49,6 +49,7 @@ mod reserved;
 mod restarts;
 mod settings;
 mod short_calls;
+mod socket_names;
 mod stand_in;
 mod subreaper;
 mod system_call;

@@ -2,7 +2,9 @@
 //!
 //! CRIU (4.2) reads a process's timers from `/proc/PID/timers`, and makes all of them again in the first thread. The kernel shows
 //! this clock without the thread that has made the timer, so that the timer would measure the first one. CRIU reads the clock of
-//! the thread that the timer signals instead (`pthread_getcpuclockid`): a profiler's threads signal themselves.
+//! the thread that the timer signals instead (`pthread_getcpuclockid`): a profiler's threads signal themselves. A timer of the C
+//! library that calls a function (`SIGEV_THREAD`) signals a thread of the library, and stays one of the first thread. The thread
+//! that has made a timer is not known: a timer with another one than these is not restored right.
 
 use core::ffi::{CStr, c_int};
 
@@ -20,6 +22,9 @@ const O_ACCMODE: c_int = 3;
 /// Line of a timer with this clock, and its beginning.
 const OF_THREAD: &[u8] = b"ClockID: -2\n";
 const CLOCK: &[u8] = b"ClockID: ";
+/// Beginning of a line about a timer's signal, and the signal of the C library's timers.
+const SIGNAL: &[u8] = b"signal: ";
+const LIBRARYS: &[u8] = b"32/";
 /// Text before the thread that a timer signals.
 const SIGNALS: &[u8] = b"/tid.";
 /// Kind of a clock: the processor time of a thread (`CPUCLOCK_SCHED` and `CPUCLOCK_PERTHREAD_MASK`).
@@ -45,7 +50,7 @@ pub fn answer(folder: c_int, path: &CStr, flags: c_int) -> Option<c_int> {
 
 /// Copies the timers into an empty file, with the clocks of threads.
 fn show(timers: c_int, shown: c_int) -> Option<()> {
-    let (mut line, mut thread, mut place) = (Line::new(), None, 0);
+    let (mut line, mut timer, mut place) = (Line::new(), Timer::default(), 0);
     let mut chunk = [0; CHUNK_BYTES];
     loop {
         let read = read_some(timers, &mut chunk).ok()?;
@@ -55,7 +60,7 @@ fn show(timers: c_int, shown: c_int) -> Option<()> {
         for byte in chunk.get(..read)? {
             line.push(&[*byte]);
             if *byte == b'\n' {
-                let changed = with_clock(line.as_c().to_bytes(), &mut thread);
+                let changed = with_clock(line.as_c().to_bytes(), &mut timer);
                 let text = changed.as_ref().unwrap_or(&line).as_c().to_bytes();
                 (write_at(shown, text, place) == Ok(text.len())).then_some(())?;
                 place += text.len() as u64;
@@ -65,17 +70,30 @@ fn show(timers: c_int, shown: c_int) -> Option<()> {
     }
 }
 
-/// Returns the line with the clock of the signalled thread if it has the clock of an unknown one. `thread` is the thread that the
-/// timer signals, once a line has named it.
-pub fn with_clock(line: &[u8], thread: &mut Option<u32>) -> Option<Line> {
+/// What the lines of a timer have told so far.
+#[derive(Default)]
+pub struct Timer {
+    is_librarys: bool,
+    thread: Option<u32>,
+}
+
+/// Returns the line with the clock of the signalled thread if it has the clock of an unknown one.
+pub fn with_clock(line: &[u8], timer: &mut Timer) -> Option<Line> {
+    if let Some(signal) = line.strip_prefix(SIGNAL) {
+        timer.is_librarys = signal.starts_with(LIBRARYS);
+    }
     let mut places = line.windows(SIGNALS.len());
     if let Some(at) = places.position(|place| place == SIGNALS) {
-        *thread = number(line.get(at + SIGNALS.len()..)?.strip_suffix(b"\n")?);
+        timer.thread = number(line.get(at + SIGNALS.len()..)?.strip_suffix(b"\n")?);
     }
     if !line.starts_with(CLOCK) {
         return None;
     }
-    let of = thread.take().filter(|_| line == OF_THREAD)?;
+    let Timer {
+        is_librarys,
+        thread,
+    } = core::mem::take(timer);
+    let of = thread.filter(|_| line == OF_THREAD && !is_librarys)?;
     let mut changed = Line::new();
     changed.push(CLOCK);
     // The number is `!of << 3 | THREAD_TIME`, which is negative.
@@ -95,14 +113,15 @@ mod tests {
             format!("ID: 1\nsignal: 27/00000000000000aa\nnotify: {notify}\nClockID: {clock}\n")
         };
         let shown = |timers: String| {
-            let mut thread = None;
+            let mut state = Timer::default();
             let lines = timers.split_inclusive('\n').map(|line| {
-                let changed = with_clock(line.as_bytes(), &mut thread);
+                let changed = with_clock(line.as_bytes(), &mut state);
                 changed.map_or(line.to_owned(), |it| it.as_c().to_str().unwrap().to_owned())
             });
             lines.collect::<String>()
         };
-        let others = timer("signal/pid.12", "-2") + &timer("signal/tid.13", "-6");
+        let librarys = timer("signal/tid.12", "-2").replace("signal: 27/", "signal: 32/");
+        let others = timer("signal/pid.12", "-2") + &timer("signal/tid.13", "-6") + &librarys;
         assert_eq!(shown(others.clone()), others);
         // As `pthread_getcpuclockid` numbers the clock of thread 1234.
         assert_eq!((!1234_i64) << 3 | THREAD_TIME, -9874);

@@ -11,7 +11,7 @@ use super::criu_restore::Failure;
 use super::error::RestoreError;
 use crate::clock;
 use crate::criu::{OmittedState, PluginVariable, Question, plugin_follows_no_links};
-use crate::job::{self, Expected};
+use crate::job::{self, Expected, RewindError};
 use crate::run::gpu_facts::SparedThreads;
 use crate::run::image_facts::ImageFacts;
 use crate::run::run_context::RunContext;
@@ -85,6 +85,7 @@ impl<'a> Landing<'a> {
             expected.check(&processes)?;
             tracing::debug!(took = ?(clock::now() - begun), "checked the open files of the tasks");
         }
+        job::name_sockets(&self.facts.moved_sockets).map_err(RewindError::from)?;
         let attributes = job::give_back_attributes(&self.facts.attributes, &processes);
         let options = job::give_back_socket_options(&self.facts.socket_options, &processes);
         for lost in attributes.into_iter().chain(options) {

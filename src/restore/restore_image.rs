@@ -29,7 +29,7 @@ use crate::criu::Tcp;
 use crate::files::Done;
 use crate::gpu::mapping::GpuPlan;
 use crate::gpu::resident::{ResidentRestore, Standby};
-use crate::job::{self, CutAway, Node, OpenFile, OtherBytes, Relation};
+use crate::job::{self, CutAway, Node, OpenFile, OtherBytes, Relation, RewindError};
 use crate::network_socket::NetworkSocket;
 use crate::run::format::size;
 use crate::run::gpu_facts::CudaFacts;
@@ -83,6 +83,7 @@ pub(crate) fn examine(
         check_read_files(&facts, other_bytes)?;
     }
     bundled_files::put_back(&image, &facts).map_err(RestoreError::Prepare)?;
+    job::check_nodes(&facts.nodes)?;
     let kept = Kept::plan(context, &image, &facts)?;
     let is_kept = |file: &OpenFile| kept.as_ref().is_some_and(|kept| kept.has(file));
     let open = facts.files.iter().filter(|file| !is_kept(file));
@@ -250,7 +251,7 @@ impl Restore<'_> {
         let settled = kept.as_ref().map_or(Ok(()), |kept| kept.rollback.settle());
         let reconnected = settled
             .map_err(RestoreError::from)
-            .and_then(|()| Ok(job::clear_sockets(&facts.nodes)?))
+            .and_then(|()| Ok(job::clear_sockets(&facts.nodes).map_err(RewindError::from)?))
             .and_then(|()| self.reconnect(&aside));
         let noted = reconnected.and_then(|ends| {
             let by_others = kept.as_ref().map(|kept| &*kept.rollback.by_others);

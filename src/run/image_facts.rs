@@ -14,7 +14,8 @@ use crate::checked;
 use crate::clock;
 use crate::files::Kept;
 use crate::job::{
-    ExitCode, Node, OpenFile, ProcessAccount, SocketOptions, Sockets, ThreadAttributes, Timer,
+    ExitCode, MovedSocket, Node, OpenFile, ProcessAccount, SocketOptions, Sockets,
+    ThreadAttributes, Timer,
 };
 use crate::path_text::{self, CommandLine};
 use crate::sandbox::{Clocks, Hidden, Isolation, JobPids, Network};
@@ -157,6 +158,9 @@ pub struct ImageFacts {
     /// Folders and named pipes that the job needs; empty in images made before they were recorded.
     #[serde(default)]
     pub nodes: Vec<Node>,
+    /// Sockets whose files get other names after CRIU has bound them; empty in images made before they were recorded.
+    #[serde(default)]
+    pub moved_sockets: Vec<MovedSocket>,
     /// The job's TCP sockets; a restore needs their addresses again.
     pub sockets: Sockets,
     /// Options of the job's sockets; empty in images made before they were recorded.

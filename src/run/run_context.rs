@@ -21,7 +21,9 @@ use crate::clock;
 use crate::config::{self, Config, Memory, Watch};
 use crate::criu::{self, Criu};
 use crate::cuda;
-use crate::files::{self, Choice, JobFiles, LOG_DESCRIPTOR, OnLost, WATCHER_ARGUMENT};
+use crate::files::{
+    self, Choice, JobFiles, LOG_DESCRIPTOR, MOUNTS_VARIABLE, OnLost, WATCHER_ARGUMENT,
+};
 use crate::remote_run::{RemoteRun, RunLease, StoreLease};
 use crate::sandbox::{Hidden, Isolation, JobUser, Sandbox, ToolCommand};
 use crate::store::fs::durable::{self, DurableError};
@@ -248,8 +250,12 @@ impl RunContext {
         if self.user.is_some() || self.config.files.watch == Watch::Off {
             return;
         }
-        if isolation == Isolation::Namespaces && files::can_watch_all() {
-            return;
+        let mut mounts = None;
+        if isolation == Isolation::Namespaces {
+            mounts = files::mounts_to_report();
+            if mounts.is_none() {
+                return;
+            }
         }
         let folder = self.store.path().join(COPIES);
         let installed = agent_client::install(Library::Witness, &folder)
@@ -259,7 +265,10 @@ impl RunContext {
                 environment::preload(environment, |present| {
                     let preload = agent_client::preload_before(&library, present);
                     let list = agent_client::PRELOAD_VARIABLE.into();
-                    vec![(list, preload), (name.into(), reports.into())]
+                    let mut variables = vec![(list, preload), (name.into(), reports.into())];
+                    let mounts = mounts.map(|mounts| (MOUNTS_VARIABLE.into(), mounts));
+                    variables.extend(mounts);
+                    variables
                 });
             }
             Err(error) => tracing::warn!(

@@ -63,7 +63,8 @@ struct Init {
     /// True if the sandbox has a network namespace of its own.
     has_network: bool,
     job: Option<JobPids>,
-    tools: HashMap<Pid, Option<JobPids>>,
+    /// Running tools, with true for one that restores the job.
+    tools: HashMap<Pid, bool>,
     /// The watcher, which exits after the job.
     watcher: Option<Watcher>,
     /// The process that opens the folder of message queues.
@@ -262,7 +263,7 @@ impl Init {
         if tool.restores.is_some() {
             self.job = tool.restores;
         }
-        self.tools.insert(pid, tool.restores);
+        self.tools.insert(pid, tool.restores.is_some());
         Ok(())
     }
 
@@ -359,7 +360,7 @@ impl Init {
             // Only the record of the job's files is affected, so errors are ignored.
             let _ = watcher.log.write_all(&watcher.obituary);
         } else if let Some(restores) = self.tools.remove(&pid) {
-            if restores.is_some() && ended != Ended::Exited(0) {
+            if restores && ended != Ended::Exited(0) {
                 self.job = None;
                 self.early_end = None;
             }
@@ -373,7 +374,7 @@ impl Init {
             }
         } else if self.job.is_some_and(|job| job.root == pid.as_raw()) {
             // During a restore, the end of the job must be reported after the result of the restore.
-            if self.tools.values().any(Option::is_some) {
+            if self.tools.values().any(|restores| *restores) {
                 self.early_end = Some(ended);
             } else {
                 self.job_ended(ended)?;

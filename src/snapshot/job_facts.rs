@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::error::SnapshotError;
 use super::take_snapshot::Subject;
 use crate::files::{OpenUse, OpenUses};
-use crate::job::{self, AppendedFile, Descriptors, MappedLock, Node, OpenFile, Process};
+use crate::job::{self, AppendedFile, Descriptors, MappedLock, Needed, OpenFile, Process};
 use crate::run::cpu_facts::CpuFacts;
 use crate::run::gpu_facts::CudaFacts;
 use crate::run::image_facts::ImageFacts;
@@ -20,7 +20,7 @@ use crate::sandbox::{Clocks, Hidden};
 pub(crate) struct Opened {
     descriptors: Vec<Descriptors>,
     files: Vec<OpenFile>,
-    nodes: Vec<Node>,
+    needed: Needed,
     appended: Vec<AppendedFile>,
     locks: Vec<MappedLock>,
 }
@@ -32,7 +32,7 @@ impl Opened {
         Ok(Self {
             appended: job::sample_appended(&mut files),
             locks: job::mapped_locks(&descriptors),
-            nodes: job::needed(&descriptors, &files),
+            needed: job::needed(&descriptors, &files),
             descriptors,
             files,
         })
@@ -166,7 +166,8 @@ impl Recorded {
             kept_open: BTreeSet::new(),
             huge_pages: self.huge_pages,
             kept: None,
-            nodes: self.opened.nodes,
+            nodes: self.opened.needed.nodes,
+            moved_sockets: self.opened.needed.moved_sockets,
             users: self.users,
             sockets: self.sockets,
             socket_options: self.socket_options,

@@ -15,6 +15,7 @@ use super::sys;
 use super::system_call::AT_FDCWD;
 
 const O_ACCMODE: c_int = 3;
+const O_RDWR: c_int = 2;
 const O_CREAT: c_int = 0o100;
 const O_TRUNC: c_int = 0o1000;
 const AT_SYMLINK_NOFOLLOW: c_int = 0x100;
@@ -315,6 +316,78 @@ replace! {
         Change::attributes(AT_FDCWD, path, AT_SYMLINK_NOFOLLOW);
     removexattr(path: Text, name: Text) -> c_int = Change::attributes(AT_FDCWD, path, 0);
     lremovexattr(path: Text, name: Text) -> c_int = Change::attributes(AT_FDCWD, path, AT_SYMLINK_NOFOLLOW);
+}
+
+/// Longest path of a file of shared memory, and of a semaphore.
+const SHARED_BYTES_MAX: usize = 280;
+
+/// Path of the file that the C library uses for shared memory or a semaphore; empty for a name that has none.
+struct SharedPath([u8; SHARED_BYTES_MAX]);
+
+impl SharedPath {
+    /// # Safety
+    /// The name ends with a zero, or is null.
+    unsafe fn of(prefix: &[u8], name: Text) -> Self {
+        let mut path = [0; SHARED_BYTES_MAX];
+        let name = if name.is_null() {
+            b""
+        } else {
+            // SAFETY: by the contract above.
+            unsafe { CStr::from_ptr(name) }.to_bytes()
+        };
+        let start = name.iter().position(|byte| *byte != b'/');
+        let name = start
+            .and_then(|start| name.get(start..))
+            .unwrap_or_default();
+        let all = prefix.len() + name.len();
+        if !name.is_empty() && all < SHARED_BYTES_MAX {
+            path[..prefix.len()].copy_from_slice(prefix);
+            path[prefix.len()..all].copy_from_slice(name);
+        }
+        Self(path)
+    }
+
+    fn text(&self) -> Text {
+        self.0.as_ptr().cast()
+    }
+}
+
+/// Defines functions that the C library carries out with a file of shared memory.
+macro_rules! replace_shared {
+    ($($name:ident($of:ident, $($argument:ident: $type:ty),*) -> $result:ty, $prefix:expr, $path:ident => $change:expr;)*) => { $(
+        /// # Safety
+        /// The same as for the C library's function.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name($of: Text, $($argument: $type),*) -> $result {
+            static NEXT: Next = Next::unknown();
+            let next = NEXT.find(name(concat!(stringify!($name), "\0")));
+            if next.is_null() {
+                return <$result>::MISSING;
+            }
+            // SAFETY: by the contract above.
+            let path = unsafe { SharedPath::of($prefix, $of) };
+            let $path = path.text();
+            let mut change = if is_on() && path.0[0] != 0 { $change } else { Change::NONE };
+            // SAFETY: the path ends with a zero.
+            unsafe { change.announce() };
+            // SAFETY: a function of this name, which has this type.
+            let next: unsafe extern "C" fn(Text, $($type),*) -> $result = unsafe { transmute(next) };
+            // SAFETY: by the contract above.
+            let result = unsafe { next($of, $($argument),*) };
+            // SAFETY: the path ends with a zero.
+            unsafe { change.conclude(result.is_success()) };
+            result
+        }
+    )* };
+}
+
+// The last two arguments of `sem_open` are only there if the flags say so.
+replace_shared! {
+    shm_open(shared, flags: c_int, mode: c_uint) -> c_int, b"/dev/shm/", path => Change::open(AT_FDCWD, path, flags);
+    shm_unlink(shared,) -> c_int, b"/dev/shm/", path => Change::gone(path);
+    sem_open(shared, flags: c_int, mode: c_uint, value: c_uint) -> *mut c_void, b"/dev/shm/sem.", path =>
+        Change::open(AT_FDCWD, path, flags | O_RDWR);
+    sem_unlink(shared,) -> c_int, b"/dev/shm/sem.", path => Change::gone(path);
 }
 
 /// Gives a socket its address, like the C library's function, and reports the file of a unix socket.

@@ -9,6 +9,11 @@ use super::system_call::{AT_FDCWD, read_link};
 
 /// Name of the variable with the path of the folder. `files::record::evidence` sets it.
 const FOLDER_VARIABLE: &CStr = c"_CKPT_RUN_WRITES";
+/// Name of the variable with the mount points of the file systems of which changes are reported, each after a plus sign, and of
+/// others, after a minus sign, in lines. Without it, all changes are reported.
+const MOUNTS_VARIABLE: &CStr = c"_CKPT_RUN_MOUNTS";
+/// Room for these lines. Longer ones are ignored.
+const MOUNTS_BYTES_MAX: usize = 4096;
 /// Room for the folder's path. In a folder with a longer one, nothing is reported.
 const FOLDER_BYTES_MAX: usize = 512;
 /// Room for the text of a report. Buffers are on the job's stack, which is small in signal handlers.
@@ -64,11 +69,42 @@ pub enum Act {
     Withdraw,
 }
 
-/// Path of the folder and its length, set before `main`; 0 if nothing is to be reported.
-struct Folder(UnsafeCell<[u8; FOLDER_BYTES_MAX]>, AtomicUsize);
+/// Value of a variable and its length, set before `main`; 0 if there is none.
+struct Value<const ROOM: usize>(UnsafeCell<[u8; ROOM]>, AtomicUsize);
 // SAFETY: written once, before the length is set.
-unsafe impl Sync for Folder {}
-static FOLDER: Folder = Folder(UnsafeCell::new([0; FOLDER_BYTES_MAX]), AtomicUsize::new(0));
+unsafe impl<const ROOM: usize> Sync for Value<ROOM> {}
+
+impl<const ROOM: usize> Value<ROOM> {
+    const fn none() -> Self {
+        Self(UnsafeCell::new([0; ROOM]), AtomicUsize::new(0))
+    }
+
+    fn read(&self, name: &CStr) {
+        // SAFETY: the name ends with a zero.
+        let value = unsafe { sys::getenv(name.as_ptr()) };
+        if value.is_null() {
+            return;
+        }
+        // SAFETY: values of the environment end with a zero.
+        let value = unsafe { CStr::from_ptr(value) }.to_bytes();
+        // SAFETY: nothing reads it before the length is set, and this function runs once for each.
+        let room = unsafe { &mut *self.0.get() };
+        if let Some(room) = room.get_mut(..value.len()) {
+            room.copy_from_slice(value);
+            self.1.store(value.len(), Ordering::Release);
+        }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        let len = self.1.load(Ordering::Acquire);
+        // SAFETY: it does not change after the length was set.
+        unsafe { &(&*self.0.get())[..len] }
+    }
+}
+
+/// Path of the folder. Nothing is reported without one.
+static FOLDER: Value<FOLDER_BYTES_MAX> = Value::none();
+static MOUNTS: Value<MOUNTS_BYTES_MAX> = Value::none();
 
 /// Function called when the library is loaded.
 #[used]
@@ -76,30 +112,30 @@ static FOLDER: Folder = Folder(UnsafeCell::new([0; FOLDER_BYTES_MAX]), AtomicUsi
 static BEGIN: extern "C" fn() = begin;
 
 extern "C" fn begin() {
-    // SAFETY: the name ends with a zero.
-    let value = unsafe { sys::getenv(FOLDER_VARIABLE.as_ptr()) };
-    if value.is_null() {
-        return;
-    }
-    // SAFETY: values of the environment end with a zero.
-    let value = unsafe { CStr::from_ptr(value) }.to_bytes();
-    if value.len() <= FOLDER_BYTES_MAX {
-        // SAFETY: nothing reads it before the length is set, and this function runs once.
-        let folder = unsafe { &mut *FOLDER.0.get() };
-        folder[..value.len()].copy_from_slice(value);
-        FOLDER.1.store(value.len(), Ordering::Release);
-    }
-}
-
-fn folder() -> &'static [u8] {
-    let len = FOLDER.1.load(Ordering::Acquire);
-    // SAFETY: it does not change after the length was set.
-    unsafe { &(&*FOLDER.0.get())[..len] }
+    MOUNTS.read(MOUNTS_VARIABLE);
+    FOLDER.read(FOLDER_VARIABLE);
 }
 
 /// Returns true if changes are reported.
 pub fn is_on() -> bool {
-    FOLDER.1.load(Ordering::Acquire) > 0
+    !FOLDER.bytes().is_empty()
+}
+
+/// Returns true if changes are reported on the file system of a path.
+fn is_reported(path: &[u8]) -> bool {
+    let mut nearest: Option<(&[u8], bool)> = None;
+    for line in MOUNTS.bytes().split(|byte| *byte == b'\n') {
+        let Some((sign, mount)) = line.split_first() else {
+            continue;
+        };
+        let below = path.strip_prefix(mount);
+        let is_below =
+            below.is_some_and(|rest| mount == b"/" || matches!(rest.first(), None | Some(b'/')));
+        if is_below && nearest.is_none_or(|(known, _)| known.len() <= mount.len()) {
+            nearest = Some((mount, *sign == b'+'));
+        }
+    }
+    nearest.is_none_or(|(_, is_reported)| is_reported)
 }
 
 /// Adds or removes the report of a change of the path, which is relative to the folder with this descriptor. Returns true
@@ -138,11 +174,11 @@ pub unsafe fn report(act: Act, kind: Kind, base: c_int, path: *const c_char) -> 
         return false;
     };
     let is_in = |places: &[&[u8]]| places.iter().any(|place| bytes[start..].starts_with(place));
-    if is_in(&NOT_FILES) && !is_in(&BUT_FILES) {
+    if is_in(&NOT_FILES) && !is_in(&BUT_FILES) || !is_reported(&bytes[start..]) {
         return false;
     }
     let mut name = Text::<NAME_BYTES_MAX>::new();
-    name.add(folder());
+    name.add(FOLDER.bytes());
     name.add(b"/");
     name.add(&hexadecimal(hash(bytes)));
     text.bytes[1..=DIGITS].copy_from_slice(&hexadecimal(sys::now_ns()));

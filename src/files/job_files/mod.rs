@@ -384,12 +384,13 @@ impl JobFiles {
 
     /// Adds the reports of the job's programs since a time to the record, except those of files that a watcher watches.
     fn record_reports(&self, record: &mut Record, since_ns: i64) -> io::Result<()> {
-        let mut lines = self.evidence.take(&self.ours, since_ns)?;
+        record.catch_up()?;
+        let is_ours = |path: &Path| self.ours.iter().any(|ours| path.starts_with(ours));
+        let is_concern = |path: &Path| !is_ours(path) && !record.is_watched(path);
+        let lines = self.evidence.take(is_concern, since_ns)?;
         if lines.is_empty() {
             return Ok(());
         }
-        record.catch_up()?;
-        lines.retain(|line| line.path().is_none_or(|path| !record.is_watched(path)));
         append(record.path(), &lines)
     }
 

@@ -23,6 +23,8 @@ use super::super::record_line::{JobChange, Line};
 
 /// Variable with the path of the folder for reports, which the witness reads (`src/witness/report.rs`).
 pub const VARIABLE: &str = "_CKPT_RUN_WRITES";
+/// Variable with the mount points of the file systems of which changes are to be reported; all if it is not set.
+pub(crate) const MOUNTS_VARIABLE: &str = "_CKPT_RUN_MOUNTS";
 /// Names of the folder in the store, and of the folder with reports that are in the record.
 const FOLDER: &str = "writes";
 const TAKEN: &str = "writes.taken";
@@ -74,12 +76,12 @@ impl Evidence {
         self.create()
     }
 
-    /// Takes the reports since the last call, as lines of the record in the order of the changes. `since_ns` is the time
-    /// of that call or earlier. Reports made during this function may be lost.
+    /// Takes the reports since the last call about paths of concern, as lines of the record in the order of the changes.
+    /// `since_ns` is the time of that call or earlier. Reports made during this function may be lost.
     ///
     /// # Errors
     /// The folder cannot be read or created.
-    pub fn take(&self, ours: &[PathBuf], since_ns: i64) -> io::Result<Vec<Line>> {
+    pub fn take(&self, is_concern: impl Fn(&Path) -> bool, since_ns: i64) -> io::Result<Vec<Line>> {
         self.forget()?;
         match fs::rename(&self.folder, &self.taken) {
             // The job makes no reports.
@@ -91,7 +93,7 @@ impl Evidence {
         let texts = entries.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
         let mut reports: Vec<Report> = texts.filter_map(|text| Report::parse(&text)).collect();
         reports.sort_by_key(|report| report.time_ns);
-        reports.retain(|report| !ours.iter().any(|ours| report.path.starts_with(ours)));
+        reports.retain(|report| is_concern(&report.path));
         let mut lines = Vec::new();
         for report in &reports {
             report.add_to(&mut lines, since_ns);
@@ -285,7 +287,7 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let top = place.path().canonicalize().unwrap();
         let evidence = Evidence::of(&top);
-        assert!(evidence.take(&[], 0).unwrap().is_empty());
+        assert!(evidence.take(|_| true, 0).unwrap().is_empty());
         evidence.begin().unwrap();
         let path = |name: &str| top.join(name);
         fs::write(path("new"), "x").unwrap();
@@ -300,7 +302,9 @@ mod tests {
         report(&evidence, "5", 'c', 6, &path("ours/x"));
         report(&evidence, "6", 'c', 6, &path("gone/../x"));
         symlink("damaged", evidence.folder.join("7")).unwrap();
-        let lines = evidence.take(&[path("ours")], 0).unwrap();
+        let lines = evidence
+            .take(|it| !it.starts_with(path("ours")), 0)
+            .unwrap();
         let expected = [
             job(&path("new"), JobChange::Created),
             job(&path("link"), JobChange::Created),
@@ -310,10 +314,10 @@ mod tests {
             job(&path("old"), JobChange::FolderGone),
         ];
         assert_eq!(lines, expected);
-        assert!(evidence.take(&[], 0).unwrap().is_empty());
+        assert!(evidence.take(|_| true, 0).unwrap().is_empty());
         report(&evidence, "1", 'c', 1, &path("new"));
         evidence.clear().unwrap();
-        assert!(evidence.take(&[], 0).unwrap().is_empty());
+        assert!(evidence.take(|_| true, 0).unwrap().is_empty());
     }
 
     #[test]
@@ -336,7 +340,7 @@ mod tests {
             job(&path("exchanged"), JobChange::MovedTo),
             job(&path("exchanged/x"), JobChange::MovedTo),
         ];
-        assert_eq!(evidence.take(&[], 0).unwrap(), expected);
+        assert_eq!(evidence.take(|_| true, 0).unwrap(), expected);
     }
 
     #[test]
@@ -360,7 +364,7 @@ mod tests {
         // The file of another program may get the number of the removed one.
         fs::write(path("foreign"), "x").unwrap();
         let expected = [job(&path("final"), JobChange::MovedTo)];
-        assert_eq!(evidence.take(&[], 0).unwrap(), expected);
+        assert_eq!(evidence.take(|_| true, 0).unwrap(), expected);
     }
 
     #[test]
@@ -372,6 +376,6 @@ mod tests {
         fs::write(top.join("old"), "x").unwrap();
         let later_ns = changed_ns(&top.join("old").metadata().unwrap()) + 10 * TICK_NS;
         report(&evidence, "1", 'w', 1, &top.join("old"));
-        assert!(evidence.take(&[], later_ns).unwrap().is_empty());
+        assert!(evidence.take(|_| true, later_ns).unwrap().is_empty());
     }
 }

@@ -57,6 +57,15 @@ pub enum NodesError {
         #[source]
         source: io::Error,
     },
+    /// The file of a restored socket cannot get its name.
+    #[error("cannot rename {}, the file of a socket of the job, to the name that it had", path.display())]
+    Names {
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        #[source]
+        source: io::Error,
+    },
     /// A system call failed.
     #[error("cannot recreate {}, which the job needs", path.display())]
     System {
@@ -68,16 +77,22 @@ pub enum NodesError {
     },
 }
 
-/// Returns the missing `nodes`, each after its parent folder. Changes nothing.
-pub(in crate::job) fn missing(nodes: &[Node]) -> Result<Vec<Node>, NodesError> {
+/// Checks that a snapshot can have recorded the nodes.
+pub(in crate::job) fn check(nodes: &[Node]) -> Result<(), NodesError> {
     if nodes.len() > NODES_MAX {
         return Err(NodesError::TooMany(nodes.len()));
     }
+    match nodes.iter().find(|node| !is_sensible(node)) {
+        Some(node) => Err(NodesError::Senseless(node.path.clone())),
+        None => Ok(()),
+    }
+}
+
+/// Returns the missing `nodes`, each after its parent folder. Changes nothing.
+pub(in crate::job) fn missing(nodes: &[Node]) -> Result<Vec<Node>, NodesError> {
+    check(nodes)?;
     let mut gone = Vec::new();
     for node in nodes {
-        if !is_sensible(node) {
-            return Err(NodesError::Senseless(node.path.clone()));
-        }
         if node.kind == NodeKind::Socket {
             continue;
         }
@@ -131,7 +146,7 @@ pub(in crate::job) fn remake(nodes: &[Node]) -> Result<(), NodesError> {
 ///
 /// # Errors
 /// A file cannot be removed.
-pub(in crate::job) fn clear_sockets(nodes: &[Node]) -> Result<(), NodesError> {
+pub fn clear_sockets(nodes: &[Node]) -> Result<(), NodesError> {
     for node in nodes.iter().filter(|node| node.kind == NodeKind::Socket) {
         let cleared = Spot::of(&node.path).and_then(|spot| {
             let there = spot.metadata()?;
@@ -140,6 +155,7 @@ pub(in crate::job) fn clear_sockets(nodes: &[Node]) -> Result<(), NodesError> {
             if !is_jobs || spot.is_lent(&there)? {
                 return Ok(());
             }
+            spot.allows(node.owner.0)?;
             fs::remove_file(spot.path())
         });
         match cleared {

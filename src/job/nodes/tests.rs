@@ -66,7 +66,7 @@ fn nodes_are_recorded_with_the_folders_above_them() {
         is_mapped: false,
     };
     let me = i32::try_from(std::process::id()).unwrap();
-    let nodes = needed(&[Descriptors::of(me).unwrap()], &[kept]);
+    let nodes = needed(&[Descriptors::of(me).unwrap()], &[kept]).nodes;
     let below: Vec<&Path> = names(&nodes)
         .into_iter()
         .filter_map(|node| node.strip_prefix(&path).ok())

@@ -47,6 +47,7 @@ impl Obstacle {
             | Finding::RemovedName(_)
             | Finding::RemovedOwner(_)
             | Finding::WatchedOnce(_)
+            | Finding::HungUp(_)
             | Finding::Unmounted(_) => true,
             Finding::Stray
             | Finding::Session { .. }
@@ -61,8 +62,7 @@ impl Obstacle {
             | Finding::MemoryProgram
             | Finding::NameElsewhere(_)
             | Finding::SignalsThread(_)
-            | Finding::MovedSocket { .. }
-            | Finding::LinkedSocket(_)
+            | Finding::MovedSocket(_)
             | Finding::LostSocket(_)
             | Finding::Closed
             | Finding::AsksForFiles
@@ -189,7 +189,8 @@ pub enum Finding {
     /// CRIU searches the folder of a removed name for another one of the file.
     #[error(
         "has the file {} open or mapped: this name was removed, and its other names are in other folders (as in a cache of \
-         packages), where CRIU does not find it; let the process close the file, or restart after an update of its files",
+         packages) or in a lower layer of an overlay, where CRIU does not find it; let the process close the file, or restart after \
+         an update of its files",
         .0.display()
     )]
     NameElsewhere(PathBuf),
@@ -200,29 +201,24 @@ pub enum Finding {
         .0.display()
     )]
     RemovedOwner(PathBuf),
-    /// The file of a unix socket was renamed.
+    /// The file of a unix socket has names that a restored one could not get.
     #[error(
-        "has a unix socket that was bound as {} and renamed to {}, where no program could connect to it after a restore; let \
-         the job bind it at its final path",
-        name.display(), path.display()
-    )]
-    MovedSocket {
-        /// The name by which it was bound.
-        name: PathBuf,
-        /// Its present path.
-        path: PathBuf,
-    },
-    /// The file of a unix socket has another name than that by which it was bound.
-    #[error(
-        "has a unix socket that was bound as {} and linked to another name, where no program could connect to it after a \
-         restore; let the job bind it at its final path",
+        "has a unix socket that was bound as {} and then renamed or linked in a way that cannot be restored (by a relative name, \
+         with a link in another folder, with another file at its former name, or in a chroot); let the job bind it at its final path, or remove its other names",
         .0.display()
     )]
-    LinkedSocket(PathBuf),
+    MovedSocket(PathBuf),
+    /// CRIU waits for ever when it restores a connection whose other end was closed, if the socket's file was removed.
+    #[error(
+        "has a connection to the unix socket {}, whose file was removed, and whose other end was closed, so that a restore would not \
+         end; let the process close it",
+        .0.display()
+    )]
+    HungUp(PathBuf),
     /// An ordinary user cannot determine whether the file of a unix socket was removed or renamed.
     #[error(
-        "has a unix socket whose file {} was removed or renamed, which cannot be restored without root; let the job keep the \
-         file, or close the socket; or run ckpt-run as root, or with a network of the job's own (pasta)",
+        "has a unix socket whose file {} was removed or renamed: which of them, an ordinary user cannot determine; let the job keep \
+         the file, or close the socket; or run ckpt-run with a network of the job's own (pasta), or as root",
         .0.display()
     )]
     LostSocket(PathBuf),

@@ -8,8 +8,9 @@
 //! - It adds up to 18 bytes to the name of a removed file for a moment.
 //! - Without root, a file can get no owner and group but the user's, or the group of its folder (setgid).
 //! - A file without a name in the folder of a removed one is not found.
-//! - A unix socket is bound by its former name, and its file neither renamed nor linked afterwards. Programs would connect to the
-//!   file at the present name, which belongs to no socket then, and fail (ECONNREFUSED).
+//! - A unix socket is bound by its former name, and its file neither renamed nor linked afterwards. Where ckpt-run cannot do that
+//!   either, programs would connect to a file that belongs to no socket, and fail (ECONNREFUSED).
+//! - A connection whose other end was closed, and the file of whose socket was removed: the restore waits for ever.
 //! - A folder in which it has made something else later cannot be removed, and the restore fails ("Couldn't unlink remap").
 
 use std::collections::{HashMap, HashSet};
@@ -26,7 +27,7 @@ use procfs::process::Stat;
 use super::{Finding, Obstacle};
 use crate::job::descriptors::{Descriptor, Descriptors, Target};
 use crate::job::files::{is_deleted, path_without_names};
-use crate::job::nodes::{Borrower, BoundFile, is_socket};
+use crate::job::nodes::{Borrower, BoundFile, Use, is_socket};
 use crate::job::tree::Process;
 
 /// Longest name of a file (`NAME_MAX`), and what CRIU adds to it: `.cr.`, up to eight digits, `.ghost`.
@@ -82,11 +83,18 @@ pub(super) fn find_moved_sockets(open: &[Descriptors]) -> Option<Obstacle> {
         let Some(borrower) = Borrower::new(process.host_pid) else {
             continue;
         };
-        let finding = sockets.find_map(|one| match borrower.file_to_bind(one.number)? {
-            BoundFile::At { .. } => None,
-            BoundFile::Moved { name, path } => Some(Finding::MovedSocket { name, path }),
-            BoundFile::Linked { name } => Some(Finding::LinkedSocket(name)),
-            BoundFile::Lost(name) => Some(Finding::LostSocket(name)),
+        let finding = sockets.find_map(|one| {
+            let (file, usage) = borrower.named_socket(one.number)?;
+            match (file, usage) {
+                (BoundFile::Removed(name) | BoundFile::Lost(name), Use::HungUp) => {
+                    Some(Finding::HungUp(name))
+                }
+                (BoundFile::Lost(name), Use::Bound) => Some(Finding::LostSocket(name)),
+                (BoundFile::Elsewhere(name), Use::Bound | Use::BoundAndConnected) => {
+                    Some(Finding::MovedSocket(name))
+                }
+                _ => None,
+            }
         });
         if let Some(finding) = finding {
             return Some(Obstacle::of(process, finding));

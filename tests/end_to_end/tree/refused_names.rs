@@ -1,7 +1,7 @@
 //! Names of files, folders and sockets that CRIU cannot restore: each is refused by name, as in `refused_kinds`.
 
 use super::refused_kinds::refused_until_it_lets_go;
-use crate::harness::{apply, as_root_and_user};
+use crate::harness::{apply, as_root, as_root_and_user};
 
 #[apply(as_root_and_user)]
 fn a_removed_folder_with_another_in_its_place_is_named() {
@@ -38,21 +38,38 @@ hold(lambda: ({let_go}))
     }
 }
 
-#[apply(as_root_and_user)]
-fn a_unix_socket_that_was_renamed_or_linked_is_named() {
-    for moves in [
-        "os.rename(name, 'final')",
-        "os.link(name, 'final'), os.unlink(name)",
-    ] {
-        let script = format!(
-            r"
+/// Binds a socket as `first`, moves its file, and expects a refusal.
+fn moved_socket_is_named(moves: &str) {
+    let script = format!(
+        r"
 name = os.path.abspath('first'); served = socket.socket(socket.AF_UNIX); served.bind(name); served.listen()
 {moves}
 hold(lambda: served.close())
 "
-        );
-        refused_until_it_lets_go(&script, &["unix socket", "/first", "let the job"]);
-    }
+    );
+    refused_until_it_lets_go(&script, &["unix socket", "/first", "let the job"]);
+}
+
+#[apply(as_root_and_user)]
+fn a_unix_socket_with_a_link_in_another_folder_is_named() {
+    moved_socket_is_named("os.mkdir('other'); os.link(name, 'other/name')");
+}
+
+#[apply(as_root)]
+fn a_unix_socket_whose_former_name_is_taken_is_named() {
+    moved_socket_is_named("os.rename(name, 'final'); open(name, 'w').close()");
+}
+
+#[apply(as_root_and_user)]
+fn a_connection_that_nobody_has_a_name_for_is_named() {
+    let script = r#"
+server, client = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
+name = os.path.abspath("name")
+server.bind(name); server.listen(); client.connect(name); accepted, _ = server.accept()
+server.close(); os.remove(name); client.close()
+hold(lambda: accepted.close())
+"#;
+    refused_until_it_lets_go(script, &["/name", "other end was closed"]);
 }
 
 #[apply(as_root_and_user)]

@@ -38,6 +38,27 @@ for i in steps():
     );
 }
 
+/// As supervisord does, and servers that rename their socket into place.
+#[apply(as_root)]
+fn sockets_with_other_names_than_they_were_bound_by_survive() {
+    survives(
+        r#"
+def serve(name):
+    server = socket.socket(socket.AF_UNIX); server.bind(name); server.listen()
+    return server
+linked = serve(os.path.abspath("linked.tmp")); os.link("linked.tmp", "linked"); os.remove("linked.tmp")
+moved = serve(os.path.abspath("moved.tmp")); os.rename("moved.tmp", "moved"); os.chmod("moved", 0o640)
+both = serve("one"); os.link("one", "two")
+servers = [(linked, "linked"), (moved, "moved"), (both, "one"), (both, "two")]
+for i in steps():
+    for server, name in servers:
+        with socket.socket(socket.AF_UNIX) as client: client.connect(name); server.accept()[0].send(b"x"); note(client.recv(1))
+        note(name, oct(os.stat(name).st_mode), os.stat(name).st_nlink)
+    note(os.path.exists("linked.tmp"), os.path.exists("moved.tmp"))
+"#,
+    );
+}
+
 /// Pipes and names of sockets that nobody has open at the snapshot: removed after it, and made again after it.
 #[apply(as_root_and_user)]
 fn closed_pipes_and_sockets_are_as_they_were() {

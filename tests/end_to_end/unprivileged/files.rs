@@ -157,6 +157,13 @@ fn files_on_an_overlay_beside_the_folder_are_rolled_back() {
     let (then, untouched) = rolled_back((&place, &beside), &script);
     assert_ne!(then, untouched);
     assert_eq!(contents(&beside, "run"), untouched);
+    // What the kernel reports, the programs do not.
+    let reports = fs::read_dir(place.file(".ckpt-run/writes")).unwrap();
+    for report in reports {
+        let text = fs::read_link(report.unwrap().path()).unwrap();
+        let text = text.to_string_lossy().into_owned();
+        assert!(text.contains(beside.path().to_str().unwrap()), "{text}");
+    }
 }
 
 #[apply(as_user)]

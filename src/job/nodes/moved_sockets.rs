@@ -1,0 +1,103 @@
+//! Unix sockets whose file was renamed, or has other names by hard links, as `supervisord` makes them: it binds a temporary name,
+//! links the file to its final one, and removes the first.
+//!
+//! CRIU (4.2) binds a socket by the name by which it was bound. Afterwards, before the tasks run, its file gets the names that it
+//! had. The plugin keeps CRIU from taking a file with another name for a removed one (`socket_names`).
+
+use std::fs::{self, Metadata};
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::NodesError;
+use crate::safe_path::Spot;
+use crate::{checked, path_text};
+
+/// A socket whose file has other names than that by which it was bound.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MovedSocket {
+    /// Path at which CRIU binds it.
+    #[serde(
+        serialize_with = "path_text::serialize",
+        deserialize_with = "checked::path"
+    )]
+    pub bound: PathBuf,
+    /// Paths of its file, at least one.
+    #[serde(
+        serialize_with = "path_text::list::serialize",
+        deserialize_with = "checked::paths"
+    )]
+    pub paths: Vec<PathBuf>,
+    /// Its owner.
+    pub owner: u32,
+}
+
+impl MovedSocket {
+    /// Finds the names of a socket's file, which was bound by `name`. `known` is its path, or its former one. Returns `None` if
+    /// there are others, or if something else has the name that CRIU will bind.
+    #[must_use]
+    pub fn find(name: &Path, known: &Path, metadata: &Metadata) -> Option<Self> {
+        let bound = if name.is_absolute() {
+            name.parent()?.canonicalize().ok()?.join(name.file_name()?)
+        } else if known.ends_with(name) {
+            known.to_owned()
+        } else {
+            return None;
+        };
+        let mut folders = vec![bound.parent()?, known.parent()?];
+        folders.dedup();
+        let is_it = |path: &PathBuf| {
+            let found = path.symlink_metadata();
+            found.is_ok_and(|it| (it.dev(), it.ino()) == (metadata.dev(), metadata.ino()))
+        };
+        let entries = folders
+            .into_iter()
+            .filter_map(|folder| folder.read_dir().ok());
+        let paths = entries.flatten().flatten().map(|entry| entry.path());
+        let paths: Vec<PathBuf> = paths.filter(is_it).collect();
+        let is_free = paths.contains(&bound) || bound.symlink_metadata().is_err();
+        (is_free && paths.len() as u64 == metadata.nlink()).then_some(Self {
+            bound,
+            paths,
+            owner: metadata.uid(),
+        })
+    }
+
+    fn give_names(&self) -> io::Result<()> {
+        let bound = Spot::of(&self.bound)?;
+        bound.allows(self.owner)?;
+        for path in self.paths.iter().filter(|path| **path != self.bound) {
+            let spot = Spot::of(path)?;
+            match spot.metadata() {
+                // That of the former socket.
+                Ok(there) if there.file_type().is_socket() && there.uid() == self.owner => {
+                    fs::remove_file(spot.path())?;
+                }
+                Ok(_) => return Err(io::ErrorKind::AlreadyExists.into()),
+                Err(_) => spot.allows(self.owner)?,
+            }
+            fs::hard_link(bound.path(), spot.path())?;
+        }
+        if !self.paths.contains(&self.bound) {
+            fs::remove_file(bound.path())?;
+        }
+        Ok(())
+    }
+}
+
+/// Gives the files of restored sockets the names that they had.
+///
+/// # Errors
+/// The first file that cannot get a name.
+pub fn name_sockets(sockets: &[MovedSocket]) -> Result<(), NodesError> {
+    for socket in sockets {
+        let named = socket.give_names();
+        named.map_err(|source| NodesError::Names {
+            path: socket.bound.clone(),
+            source,
+        })?;
+    }
+    Ok(())
+}
