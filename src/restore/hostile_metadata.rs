@@ -89,6 +89,7 @@ impl Scene {
                 "modified_ns": 1_795_263_814_116_503_641_i64, "mode": 0o644, "owner": owner, "in_memory": false,
                 "links": [self.job("link_remap.1")]}],
             "nodes": [{"path": self.job("sub"), "kind": "folder", "mode": 0o755, "owner": owner}],
+            "moved_sockets": [{"bound": self.job("s.tmp"), "paths": [self.job("s")], "owner": owner[0]}],
             "sockets": {"listening": ["127.0.0.1:29500"], "connections": [["127.0.0.1:29500", "127.0.0.1:40000"]]},
             "timers": [{"pid": 301, "descriptor": 7}],
         })
@@ -301,6 +302,8 @@ fn pids_paths_and_modes_that_no_snapshot_records_are_refused() {
         ("/files/0/owner/0", json!(u32::MAX)),
         ("/files/0/links/0", json!("link_remap.1")),
         ("/nodes/0/path", json!("../x")),
+        ("/moved_sockets/0/bound", json!("/srv/../x")),
+        ("/moved_sockets/0/paths/0", json!("x")),
         ("/freeze_seconds", json!(-1.0)),
         ("/directory", json!("job")),
     ] {

@@ -65,14 +65,21 @@ impl MovedSocket {
         })
     }
 
+    fn is_jobs(&self, found: &Metadata) -> bool {
+        found.file_type().is_socket() && found.uid() == self.owner
+    }
+
     fn give_names(&self) -> io::Result<()> {
         let bound = Spot::of(&self.bound)?;
         bound.allows(self.owner)?;
+        if !self.is_jobs(&bound.metadata()?) {
+            return Err(io::ErrorKind::AlreadyExists.into());
+        }
         for path in self.paths.iter().filter(|path| **path != self.bound) {
             let spot = Spot::of(path)?;
             match spot.metadata() {
                 // That of the former socket.
-                Ok(there) if there.file_type().is_socket() && there.uid() == self.owner => {
+                Ok(there) if self.is_jobs(&there) => {
                     fs::remove_file(spot.path())?;
                 }
                 Ok(_) => return Err(io::ErrorKind::AlreadyExists.into()),
