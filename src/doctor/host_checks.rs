@@ -159,8 +159,8 @@ fn connections_of_user() -> Check {
                 "a restored job finds its TCP connections closed: {}",
                 chain(&error)
             ),
-            "install the package passt for the program pasta, or set network.namespace = \"host\": see \
-             docs/guide/without-root.md",
+            "install the package passt for the program pasta, and give users access to /dev/net/tun, or set \
+             network.namespace = \"host\": see the guide, \"Without root\"",
         ),
     }
 }

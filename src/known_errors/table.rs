@@ -194,7 +194,7 @@ pub static CAUSES: &[Cause] = &[
     ),
     criu(
         &["fsnotify: ", "Can't dump that handle"],
-        "the job watches a file that no path leads to (inotify, fanotify)",
+        "the job watches files (inotify, fanotify) by handles that this machine or user cannot open",
         "let it end the watch of a deleted file, or of one below another mount; without root, all watches",
     ),
     criu(

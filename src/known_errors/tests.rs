@@ -68,7 +68,7 @@ const LINES: &[(&str, &str)] = &[
     ),
     (
         "(00.02) Error (criu/fsnotify.c:284): fsnotify: \tCan't dump that handle",
-        "watches a file",
+        "watches files",
     ),
     (
         "(00.02) Error (criu/files-reg.c:1444): Unaccessible path opened 65024:2, need 71:1",

@@ -98,7 +98,7 @@ impl TrialImage {
             reasons.push(format!(
                 "some files that the job writes may be unknown: {gap}"
             ));
-            remedies.push("`ckpt-run doctor` shows what this machine lacks");
+            remedies.push("list the files of such programs in files.include, or rehearse as root");
         }
         (!reasons.is_empty()).then(|| (reasons.join("; "), remedies.join("; ")))
     }

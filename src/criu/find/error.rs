@@ -37,7 +37,7 @@ pub enum FindError {
         path: PathBuf,
     },
     /// Another user can have changed the content of a prefix that the user did not name.
-    #[error("cannot trust the CRIU at {}: {} belongs to another user or others can write to it: {REMEDY}", path.display(), part.display())]
+    #[error("cannot trust the CRIU at {}: {} belongs to another user or others can write to it: remove it and run scripts/setup as this user, or name another CRIU by --criu or CKPT_RUN_CRIU", path.display(), part.display())]
     Untrusted {
         /// The prefix.
         path: PathBuf,
