@@ -190,6 +190,8 @@ fn lock(folder: &Path, begun: Instant, wait: Wait) -> Option<Flock<File>> {
     let mut file = open_folder(folder)?;
     let mut is_logged = false;
     let mut looks = 0;
+    // The wait for another program begins when no ckpt-run of this user has the lock any more.
+    let mut last_ours = begun;
     loop {
         match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
             Ok(held) => return Some(held),
@@ -197,12 +199,12 @@ fn lock(folder: &Path, begun: Instant, wait: Wait) -> Option<Flock<File>> {
             Err(_) => return None,
         }
         let waited = clock::now() - begun;
-        looks = if is_held_by_ckpt_run(&file) {
-            0
-        } else {
-            looks + 1
-        };
-        if waited >= wait.others && (waited >= wait.ours || looks >= LOOKS_MIN) {
+        looks += 1;
+        if is_held_by_ckpt_run(&file) {
+            (looks, last_ours) = (0, clock::now());
+        }
+        let is_over = clock::now() - last_ours >= wait.others && looks >= LOOKS_MIN;
+        if waited >= wait.ours || is_over {
             break;
         }
         if !is_logged && waited >= SILENCE {
