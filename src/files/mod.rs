@@ -35,6 +35,7 @@ pub use changes::{OpenUse, OpenUses, SoFar};
 pub use file_comparison::SpareContents;
 pub use file_set::{Content, KeptFile, KeptFiles, Kind, Unkept, Writer, is_in_memory};
 pub use held::Held;
+pub(crate) use job_files::REPORTS_ONLY;
 pub use job_files::{ACCOUNTING, Changes, Choice, ImageFiles, JobFiles, Kept};
 pub use lost::{Lost, OnLost, RollbackError};
 pub(crate) use marks::mounts_to_report;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use crate::config::Config;
-use crate::files::{Kept, Unkept};
+use crate::files::{Kept, REPORTS_ONLY, Unkept};
 use crate::path_text;
 use crate::run::{ImageFacts, chain, read_key, size};
 use crate::store::Store;
@@ -72,6 +72,13 @@ impl TrialImage {
             not_kept,
             gap: kept.gap.clone(),
         }
+    }
+
+    /// Returns true if the image has all known files, and the job's programs report the files that they change, instead of the
+    /// kernel: a restore is refused if another file has changed.
+    pub(super) fn has_reported_files(&self) -> bool {
+        let has_all = self.not_kept.is_empty() && self.more == 0;
+        has_all && self.gap.as_deref() == Some(REPORTS_ONLY)
     }
 
     /// Describes the files that the image does not contain, and a remedy. `None` if it contains all of them.

@@ -296,6 +296,10 @@ fn compare(
         Err(End::Failed(failure)) => {
             Err(End::failed(format!("{}; {reason}", failure.reason), remedy))
         }
+        Ok(()) if restored.image.has_reported_files() => {
+            book.note("files", Outcome::Ok, reason);
+            Ok(())
+        }
         Ok(()) => {
             // The files were not needed this time, but they may have changed after another crash.
             let reason = format!(
