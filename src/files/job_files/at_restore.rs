@@ -40,6 +40,7 @@ impl JobFiles {
         let caught_up = marker::locked_record(&path)
             .and_then(|_lock| {
                 self.record_reports(&mut state.record, image.set.frozen_ns)?;
+                append(&path, &self.output_lines().collect::<Vec<_>>())?;
                 state.record.catch_up()
             })
             .and_then(|()| state.record.end_cut());

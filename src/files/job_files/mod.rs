@@ -44,6 +44,8 @@ pub struct JobFiles {
     held: Held,
     evidence: Evidence,
     ours: Vec<PathBuf>,
+    /// Files that ckpt-run's own output goes to.
+    outputs: Vec<PathBuf>,
     state: Mutex<State>,
 }
 
@@ -98,12 +100,10 @@ impl JobFiles {
         // The paths must be those that the kernel reports.
         let mut ours = vec![store.canonicalize()?, work.canonicalize()?];
         ours.extend(folder.canonicalize().map(|it| it.join(choice.settings)));
-        let output = [1, 2].map(|number| format!("/proc/self/fd/{number}"));
-        ours.extend(
-            output
-                .into_iter()
-                .filter_map(|it| std::fs::read_link(it).ok()),
-        );
+        let outputs = [1, 2].map(|number| format!("/proc/self/fd/{number}"));
+        let outputs = outputs.iter().filter_map(|it| std::fs::read_link(it).ok());
+        let outputs: Vec<PathBuf> = outputs.filter(|path| path.is_file()).collect();
+        ours.extend(outputs.iter().cloned());
         let path = store.join(RECORD);
         // An earlier supervisor's sandbox may still be exiting, and its watcher writes the last line.
         let mut record = marker::locked_record(&path).and_then(|_lock| {
@@ -129,6 +129,7 @@ impl JobFiles {
             held: Held::of(store),
             evidence: Evidence::of(store),
             ours,
+            outputs,
             state: Mutex::new(state),
         })
     }
@@ -374,12 +375,23 @@ impl JobFiles {
             let gap = Line::Gap {
                 reason: reason.clone(),
             };
-            append(state.record.path(), &[gap.clone(), Line::Image { id }, gap])
+            let image = [gap.clone(), Line::Image { id }, gap];
+            let lines = image.into_iter().chain(self.output_lines());
+            append(state.record.path(), &lines.collect::<Vec<_>>())
         });
         match reported.and(written).and_then(|()| state.record.catch_up()) {
             Ok(()) => reason,
             Err(error) => Some(format!("the record of the job's files: {error}")),
         }
+    }
+
+    /// Returns the lines by which a later start, with other files for its output, knows those of this one: without a watcher, the
+    /// record does not show who has changed them.
+    fn output_lines(&self) -> impl Iterator<Item = Line> {
+        self.outputs.iter().map(|path| Line::Other {
+            path: path.clone(),
+            created: false,
+        })
     }
 
     /// Adds the reports of the job's programs since a time to the record, except those of files that a watcher watches.

@@ -1,6 +1,6 @@
 //! Closed files of jobs for which the kernel does not report who writes: an ordinary user's, and root's on an overlay.
 
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -280,4 +280,34 @@ fn a_file_of_another_program_is_never_rolled_back() {
         "{said}"
     );
     assert_eq!(place.text("notes"), "mine");
+}
+
+/// As Slurm names the output of each submission (`slurm-%j.out`).
+#[apply(as_root_and_user)]
+fn output_of_earlier_starts_is_no_file_of_another_program() {
+    let script = r#"
+import os, time
+for step in range(1000):
+    print(step, flush=True); time.sleep(0.01)
+    if os.path.exists("go"): break
+"#;
+    let place = Place::new();
+    fs::write(place.file("job.py"), script).unwrap();
+    let start = |number: u32| {
+        let name = format!("slurm-{number}.out");
+        let output = File::create(place.file(&name)).unwrap();
+        place.start_with(&ON_REQUEST, &["python3", "-u", "job.py"], |command| {
+            command.stderr(output.try_clone().unwrap()).stdout(output);
+        })
+    };
+    for number in 1..3 {
+        let mut run = start(number);
+        place.wait_for(&format!("slurm-{number}.out"), "\n5");
+        place.snapshot();
+        run.kill_supervisor();
+    }
+    let mut run = start(3);
+    place.wait_for("slurm-3.out", "restored image=000002");
+    place.go();
+    assert_eq!(run.wait(), 0, "{}", place.text("slurm-3.out"));
 }
