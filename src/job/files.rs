@@ -331,7 +331,8 @@ fn is_semaphore(descriptor: &Descriptor) -> bool {
     descriptor.is_kernels("eventfd") && descriptor.info().contains("eventfd-semaphore: 1")
 }
 
-fn flags(descriptor: &Descriptor) -> Result<OFlag, ProcError> {
+/// Returns the flags of a descriptor.
+pub(super) fn flags(descriptor: &Descriptor) -> Result<OFlag, ProcError> {
     let mut lines = descriptor.info().lines();
     let octal = lines.find_map(|line| line.strip_prefix("flags:"));
     let bits = i32::from_str_radix(octal.unwrap_or_default().trim(), 8)
@@ -359,7 +360,7 @@ pub(super) fn path_without_names(path: &Path, metadata: &Metadata) -> Option<Pat
 }
 
 /// Returns the names of a file in the folder of this path.
-fn names_beside(path: &Path, metadata: &Metadata) -> impl Iterator<Item = PathBuf> {
+pub(super) fn names_beside(path: &Path, metadata: &Metadata) -> impl Iterator<Item = PathBuf> {
     let entries = path.parent().map(fs::read_dir).into_iter().flatten();
     let names = entries.flatten().flatten().map(|entry| entry.path());
     let file = (metadata.dev(), metadata.ino());

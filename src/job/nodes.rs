@@ -1,8 +1,9 @@
 //! Folders and named pipes that a restore needs, recorded while the job is frozen.
 //!
 //! A job removes temporary files when it exits: Python's multiprocessing removes `/tmp/pymp-XXXX`, which contains its
-//! sockets. CRIU (4.2.1) creates socket files again and removes existing ones, which the plugin allows only by paths without links. It does not create the folder of a
-//! socket, folders that processes work in or have open, or named pipes. `remake` restores these.
+//! sockets. CRIU (4.2.1) creates socket files again and removes existing ones; the plugin allows that by paths without links
+//! only. CRIU does not create the folder of a socket, folders that processes work in or have open, or named pipes. `remake`
+//! restores these.
 
 mod bound;
 mod mapped_files;

@@ -70,7 +70,7 @@ fn show(timers: c_int, shown: c_int) -> Option<()> {
     }
 }
 
-/// What the lines of a timer have told so far.
+/// Facts about a timer, from the lines that were read so far.
 #[derive(Default)]
 pub struct Timer {
     is_librarys: bool,

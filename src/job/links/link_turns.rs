@@ -198,12 +198,13 @@ fn lock(folder: &Path, begun: Instant, wait: Wait) -> Option<Flock<File>> {
             Err((back, Errno::EWOULDBLOCK)) => file = back,
             Err(_) => return None,
         }
-        let waited = clock::now() - begun;
+        let now = clock::now();
+        let waited = now - begun;
         looks += 1;
         if is_held_by_ckpt_run(&file) {
-            (looks, last_ours) = (0, clock::now());
+            (looks, last_ours) = (0, now);
         }
-        let is_over = clock::now() - last_ours >= wait.others && looks >= LOOKS_MIN;
+        let is_over = now - last_ours >= wait.others && looks >= LOOKS_MIN;
         if waited >= wait.ours || is_over {
             break;
         }

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::NodesError;
+use crate::job::files::names_beside;
 use crate::safe_path::Spot;
 use crate::{checked, path_text};
 
@@ -46,17 +47,10 @@ impl MovedSocket {
         } else {
             return None;
         };
-        let mut folders = vec![bound.parent()?, known.parent()?];
-        folders.dedup();
-        let is_it = |path: &PathBuf| {
-            let found = path.symlink_metadata();
-            found.is_ok_and(|it| (it.dev(), it.ino()) == (metadata.dev(), metadata.ino()))
-        };
-        let entries = folders
-            .into_iter()
-            .filter_map(|folder| folder.read_dir().ok());
-        let paths = entries.flatten().flatten().map(|entry| entry.path());
-        let paths: Vec<PathBuf> = paths.filter(is_it).collect();
+        let mut paths: Vec<PathBuf> = names_beside(&bound, metadata).collect();
+        if bound.parent() != known.parent() {
+            paths.extend(names_beside(known, metadata));
+        }
         let is_free = paths.contains(&bound) || bound.symlink_metadata().is_err();
         (is_free && paths.len() as u64 == metadata.nlink()).then_some(Self {
             bound,

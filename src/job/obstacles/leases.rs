@@ -9,10 +9,12 @@
 use std::os::fd::AsRawFd;
 
 use nix::errno::Errno;
+use nix::fcntl::OFlag;
 use nix::libc;
 
 use super::{Finding, Obstacle};
 use crate::job::descriptors::{Descriptor, Descriptors};
+use crate::job::files::flags;
 use crate::job::nodes::Borrower;
 
 /// Searches for a lease that an open for reading would break or has broken.
@@ -45,10 +47,7 @@ pub(super) fn find_signalled_thread(open: &[Descriptors]) -> Option<Obstacle> {
 }
 
 fn has_async(descriptor: &Descriptor) -> bool {
-    let mut lines = descriptor.info().lines();
-    let octal = lines.find_map(|line| line.strip_prefix("flags:"));
-    let flags = octal.and_then(|octal| libc::c_int::from_str_radix(octal.trim(), 8).ok());
-    flags.is_some_and(|flags| flags & libc::O_ASYNC != 0)
+    flags(descriptor).is_ok_and(|flags| flags.contains(OFlag::O_ASYNC))
 }
 
 /// `struct f_owner_ex`.

@@ -147,7 +147,7 @@ note(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     );
 }
 
-/// As a sampling profiler does for each thread.
+/// Sampling profilers make such a timer for each thread.
 #[apply(as_root_and_user)]
 fn a_timer_of_the_time_of_a_thread_survives() {
     survives(

@@ -22,7 +22,7 @@ note(os.path.exists("socket"))
     );
 }
 
-/// As `/var/run` is a link to `/run`.
+/// `/var/run` is such a link, to `/run`.
 #[apply(as_root_and_user)]
 fn a_socket_bound_through_a_link_survives() {
     survives(
@@ -38,7 +38,7 @@ for i in steps():
     );
 }
 
-/// As supervisord does, and servers that rename their socket into place.
+/// supervisord links its socket to the final name; other servers rename theirs into place.
 #[apply(as_root)]
 fn sockets_with_other_names_than_they_were_bound_by_survive() {
     survives(

@@ -282,7 +282,7 @@ fn a_file_of_another_program_is_never_rolled_back() {
     assert_eq!(place.text("notes"), "mine");
 }
 
-/// As Slurm names the output of each submission (`slurm-%j.out`).
+/// Slurm gives the output of each submission a name of its own (`slurm-%j.out`).
 #[apply(as_root_and_user)]
 fn output_of_earlier_starts_is_no_file_of_another_program() {
     let script = r#"
