@@ -252,7 +252,7 @@ impl CopyLanes {
             }
             Ok(())
         };
-        let open = |part: &Part| Ok(streams.open(&part.stream)?);
+        let open = |part: &Part| Ok(streams.open_in_place(&part.stream)?);
         self.side_by_side(&parts, NICENESS_DRAIN, open, copy, finish)
     }
 

@@ -7,7 +7,10 @@
 //! ```text
 //! piece ─▶ Marks (64 pages, one bit each, any thread) ─▶ Cutter (in order) ─▶ Cut, Cut, …
 //! ```
-//! A cut may span several pieces. This module is independent of hashes, packs and threads.
+//! A cut may span several pieces. Memory that changes in place, such as a GPU's, is cut at fixed positions instead
+//! ([`Ends::AtPieces`]): chunks are as long as possible, and a change affects only the chunk that contains it.
+//!
+//! This module is independent of hashes, packs and threads.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -78,6 +81,16 @@ impl Marks {
     }
 }
 
+/// Positions at which a stream's chunks end. Long runs of zeros are separate chunks in both cases.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Ends {
+    /// At pages that the content determines.
+    #[default]
+    ByContent,
+    /// At the end of each piece.
+    AtPieces,
+}
+
 /// Complete chunk.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Cut<P> {
@@ -117,6 +130,7 @@ pub(crate) struct Part<P> {
 /// Chunker of one stream, whose pieces may arrive in any order.
 #[derive(Debug)]
 pub(crate) struct Chunker<P> {
+    ends: Ends,
     /// Pieces that arrived before their predecessors.
     early: BTreeMap<u32, Early<P>>,
     /// Number of the next piece in order.
@@ -154,9 +168,10 @@ impl<P> Default for Growing<P> {
     }
 }
 
-impl<P: Clone> Default for Chunker<P> {
-    fn default() -> Self {
+impl<P: Clone> Chunker<P> {
+    pub(crate) fn new(ends: Ends) -> Self {
         Self {
+            ends,
             early: BTreeMap::new(),
             next: 0,
             end: None,
@@ -164,9 +179,7 @@ impl<P: Clone> Default for Chunker<P> {
             chunk: Growing::default(),
         }
     }
-}
 
-impl<P: Clone> Chunker<P> {
     /// Adds the piece at a position; returns the chunks that are complete now.
     pub(crate) fn add(&mut self, position: u32, piece: Option<P>, marks: Marks) -> Vec<Cut<P>> {
         self.early.insert(position, Early::Bytes(piece, marks));
@@ -194,6 +207,9 @@ impl<P: Clone> Chunker<P> {
                 Early::Bytes(piece, marks) => {
                     for page in 0..marks.len.div_ceil(PAGE_BYTES) {
                         self.take_page(piece.as_ref(), &marks, page, &mut cuts);
+                    }
+                    if self.ends == Ends::AtPieces && self.chunk.pages > 0 {
+                        self.cut(&mut cuts);
                     }
                 }
                 Early::Known(chunks) => self.take_known(chunks, &mut cuts),
@@ -226,7 +242,7 @@ impl<P: Clone> Chunker<P> {
             let pages = self.chunk.pages;
             let ends = (pages >= PAGES_MIN && Marks::has(marks.seldom, page))
                 || (pages >= PAGES_NORMAL && Marks::has(marks.often, page));
-            if ends {
+            if ends && self.ends == Ends::ByContent {
                 return self.cut(cuts);
             }
         }
@@ -330,9 +346,13 @@ mod tests {
     use crate::store::format::chunk::ZEROS;
     use crate::store::format::codec::tests::noise;
 
-    /// Cuts a stream whose pieces arrive in an order given by `seed`; returns the chunks by position.
     fn chunks(stream: &[u8], seed: u64) -> Vec<Vec<u8>> {
-        let mut chunker = Chunker::default();
+        chunks_that_end(Ends::ByContent, stream, seed)
+    }
+
+    /// Cuts a stream whose pieces arrive in an order given by `seed`; returns the chunks by position.
+    fn chunks_that_end(ends: Ends, stream: &[u8], seed: u64) -> Vec<Vec<u8>> {
+        let mut chunker = Chunker::new(ends);
         let mut pieces: Vec<(u32, &[u8])> = (0..).zip(stream.chunks(CHUNK_BYTES)).collect();
         let count = u32::try_from(pieces.len()).unwrap();
         pieces.sort_by_key(|(position, _)| (u64::from(*position) ^ seed) % 4);
@@ -401,6 +421,14 @@ mod tests {
     }
 
     #[test]
+    fn fixed_chunks_are_as_long_as_possible() {
+        let stream = noise(5, 40 * CHUNK_BYTES + 1);
+        let lens = chunks_that_end(Ends::AtPieces, &stream, 0);
+        let lens: Vec<usize> = lens.iter().map(Vec::len).collect();
+        assert_eq!(lens, [&[CHUNK_BYTES; 40][..], &[1]].concat());
+    }
+
+    #[test]
     fn only_long_runs_of_zeros_become_separate_chunks() {
         let page = noise(4, PAGE_BYTES);
         for (zeros, own) in [(1, false), (7, false), (8, true), (200, true)] {
@@ -421,6 +449,7 @@ mod tests {
             runs in prop::collection::vec((0..4_u64, 1..150_usize), 0..8),
             tail in 0..PAGE_BYTES,
             seed in 0..8_u64,
+            ends in prop::sample::select(vec![Ends::ByContent, Ends::AtPieces]),
         ) {
             let run = |(kind, pages): (u64, usize)| match kind {
                 0 | 1 => vec![0; pages * PAGE_BYTES],
@@ -428,10 +457,19 @@ mod tests {
             };
             let mut stream: Vec<u8> = runs.into_iter().flat_map(run).collect();
             stream.extend(std::iter::repeat_n(u8::from(seed > 3), tail));
-            let chunks = chunks(&stream, seed);
+            let chunks = chunks_that_end(ends, &stream, seed);
             prop_assert!(chunks.concat() == stream);
             prop_assert!(chunks.iter().all(|chunk| !chunk.is_empty() && chunk.len() <= CHUNK_BYTES));
-            prop_assert_eq!(chunks, self::chunks(&stream, 0));
+            if ends == Ends::AtPieces {
+                let mut end = 0;
+                let within = chunks.iter().all(|chunk| {
+                    let start = end;
+                    end += chunk.len();
+                    start / CHUNK_BYTES == (end - 1) / CHUNK_BYTES
+                });
+                prop_assert!(within, "a chunk spans two pieces");
+            }
+            prop_assert_eq!(chunks, chunks_that_end(ends, &stream, 0));
         }
     }
 }

@@ -271,14 +271,18 @@ impl ImageWriter {
             return Err(WriteError::MetaTooLarge { len: meta.len() });
         }
         self.settle()?;
+        let begun = clock::now();
         let packs = std::mem::take(&mut self.packs);
         let manifest = Arc::new(self.manifest(&packs, meta)?);
-        self.publish(&manifest)?;
+        let manifest_bytes = self.publish(&manifest)?;
         self.store.cache_manifest(&manifest);
         tracing::debug!(
             image = %manifest.id,
             raw_bytes = manifest.raw_bytes,
             stored_bytes = manifest.stored_bytes,
+            chunks = manifest.chunks.len(),
+            manifest_bytes,
+            manifest_ms = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX),
             "image written"
         );
         Ok(manifest)
@@ -317,14 +321,15 @@ impl ImageWriter {
         })
     }
 
-    fn publish(&mut self, manifest: &Manifest) -> Result<(), WriteError> {
+    /// Makes the manifest durable, and with it the image; returns its length.
+    fn publish(&mut self, manifest: &Manifest) -> Result<usize, WriteError> {
         let store = &self.store;
         let file = store.encode(manifest)?;
         store.check_place()?;
         durable::sync_folder(&store.packs_folder())?;
         durable::write(&store.manifest_file(manifest.id), &file)?;
         self.outcome = Outcome::Published;
-        Ok(())
+        Ok(file.len())
     }
 
     /// Removes the written files. The manifest comes first, because it may already have its name if only the sync of

@@ -223,10 +223,10 @@ impl ManifestBuilder {
     pub(crate) fn assemble(&self, written: &[Pack]) -> Result<Assembled, WriteError> {
         let old = self.index().packs();
         let state = std::mem::take(&mut *locked(&self.state));
-        let mut packs = PackTable::default();
+        let mut packs = PackTable::new(old);
         let mut chunks = Vec::with_capacity(state.chunks.len());
         for (raw_len, entry) in state.chunks {
-            let content = packs.content(entry, old, written);
+            let content = packs.content(entry, written);
             let content = content.ok_or(WriteError::WorkerPanicked)?;
             chunks.push(Chunk { raw_len, content });
         }
@@ -321,19 +321,36 @@ impl Entry {
 }
 
 /// Packs to which the image refers, without duplicates.
-#[derive(Default)]
-struct PackTable {
+struct PackTable<'a> {
     packs: Vec<Pack>,
     positions: HashMap<PackName, u32>,
+    /// Packs of the index; most chunks are in one of them.
+    old: &'a [Pack],
+    /// Positions of these packs in the table.
+    old_positions: Vec<Option<u32>>,
 }
 
-impl PackTable {
+impl<'a> PackTable<'a> {
+    fn new(old: &'a [Pack]) -> Self {
+        Self {
+            packs: Vec::new(),
+            positions: HashMap::new(),
+            old,
+            old_positions: vec![None; old.len()],
+        }
+    }
+
     /// Returns a chunk's content; `None` if the chunk was claimed and never stored.
-    fn content(&mut self, entry: Entry, old: &[Pack], written: &[Pack]) -> Option<Content> {
+    fn content(&mut self, entry: Entry, written: &[Pack]) -> Option<Content> {
         match entry {
             Entry::Zero => Some(Content::Zero),
             Entry::Old(stored) => {
-                let pack = self.position(old[stored.pack as usize])?;
+                let number = stored.pack as usize;
+                let pack = match self.old_positions[number] {
+                    Some(position) => position,
+                    None => self.position(self.old[number])?,
+                };
+                self.old_positions[number] = Some(pack);
                 Some(Content::Stored(Stored { pack, ..stored }))
             }
             Entry::Claimed(_) => None,

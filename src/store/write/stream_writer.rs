@@ -7,7 +7,7 @@ use std::io::{self, Read};
 use std::sync::Arc;
 
 use super::buffer_pool::Buffer;
-use super::chunker::Known;
+use super::chunker::{Ends, Known};
 use super::pipe_lanes::Lanes;
 use super::work_queue::Passing;
 use super::worker::Shared;
@@ -65,6 +65,17 @@ impl StreamOpener {
     pub fn open(&self, name: &str) -> Result<StreamWriter, WriteError> {
         self.shared.work_queue.check()?;
         StreamWriter::open(&self.shared, name)
+    }
+
+    /// Opens a stream of memory that changes in place: its chunks end at multiples of 256 KiB, which makes them longer
+    /// and few of them change. Other streams are cut by their content, which recognizes what has moved.
+    ///
+    /// # Errors
+    /// The same as [`open`](Self::open).
+    pub fn open_in_place(&self, name: &str) -> Result<StreamWriter, WriteError> {
+        let stream = self.open(name)?;
+        self.shared.set_ends(stream.stream, Ends::AtPieces);
+        Ok(stream)
     }
 }
 

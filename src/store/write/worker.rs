@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::chunker::{Chunker, Content, Cut, Marks, Part};
+use super::chunker::{Chunker, Content, Cut, Ends, Marks, Part};
 use super::manifest_builder::{Claim, ManifestBuilder, Place};
 use super::pack_sink::PackSink;
 use super::work_queue::{Piece, Work, WorkQueue};
@@ -26,7 +26,7 @@ pub(crate) struct Shared {
     pub(crate) store: Store,
     pub(crate) work_queue: Arc<WorkQueue>,
     pub(crate) builder: ManifestBuilder,
-    /// Chunkers by stream.
+    /// Chunkers by stream, with the default ends where none were set.
     pub(crate) cutters: Mutex<Vec<Chunker<Arc<Piece>>>>,
     pub(crate) sink: PackSink,
     pub(crate) times: WorkTimes,
@@ -66,6 +66,11 @@ impl Shared {
         }
     }
 
+    /// Sets the ends of a stream's chunks, before its first piece.
+    pub(crate) fn set_ends(&self, stream: u32, ends: Ends) {
+        self.chunker(stream, |chunker| *chunker = Chunker::new(ends));
+    }
+
     /// Appends an encoded chunk to the image's packs; `sealed` is a buffer for its sealed form.
     pub(crate) fn put(
         &self,
@@ -99,7 +104,7 @@ impl Shared {
         let mut cutters = locked(&self.cutters);
         let number = stream as usize;
         if cutters.len() <= number {
-            cutters.resize_with(number + 1, Chunker::default);
+            cutters.resize_with(number + 1, || Chunker::new(Ends::default()));
         }
         action(&mut cutters[number])
     }
