@@ -1,11 +1,13 @@
-//! File writer that replaces pages of zeros by holes, for the contents of the job's files.
+//! Files with holes: a writer that replaces pages of zeros by holes, and copies that keep holes.
 
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
+use nix::unistd::{Whence, lseek64};
 
 /// Writer that fills a file from its beginning and leaves holes for pages of zeros.
 #[derive(Debug)]
@@ -57,6 +59,37 @@ impl Write for SparseWriter<'_> {
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
+}
+
+/// Copies a range of `source` to offset `at`, the end of `target`. Holes are preserved.
+pub(crate) fn copy_data(
+    mut source: &File,
+    range: Range<u64>,
+    mut target: &File,
+    at: u64,
+) -> io::Result<()> {
+    let (from, end) = (range.start, range.end);
+    target.set_len(at)?;
+    target.set_len(at + (end - from))?;
+    let seek = |source: &File, place: u64, whence| {
+        let place = i64::try_from(place).map_err(io::Error::other)?;
+        match lseek64(source, place, whence) {
+            Ok(found) => u64::try_from(found).map_err(io::Error::other),
+            // Only holes follow.
+            Err(Errno::ENXIO) => Ok(end),
+            Err(errno) => Err(errno.into()),
+        }
+    };
+    let mut place = from;
+    while place < end {
+        let data = seek(source, place, Whence::SeekData)?.min(end);
+        let hole = seek(source, data, Whence::SeekHole)?.min(end);
+        source.seek(SeekFrom::Start(data))?;
+        target.seek(SeekFrom::Start(at + (data - from)))?;
+        io::copy(&mut source.take(hole - data), &mut target)?;
+        place = hole;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

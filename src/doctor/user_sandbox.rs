@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::criu::Criu;
-use crate::sandbox::{Ended, Hidden, Isolation, Network, Sandbox, SandboxError, ToolCommand};
+use crate::sandbox::{
+    Ended, Hidden, Isolation, Keyring, Network, Sandbox, SandboxError, ToolCommand,
+};
 
 /// Limit on `criu check`, which takes well under a second.
 const CHECK_LIMIT: Duration = Duration::from_secs(20);
@@ -25,7 +27,8 @@ impl UserSandbox {
     /// The cause that forbids it.
     pub fn start(network: Network) -> Result<Self, SandboxError> {
         let program = std::env::current_exe().unwrap_or_default();
-        Sandbox::start(&program, Isolation::User(network), &[], |_| ()).map(Self)
+        let isolation = Isolation::User(network);
+        Sandbox::start(&program, isolation, Keyring::Inherited, &[], |_| ()).map(Self)
     }
 
     /// Asks CRIU in it if the kernel suffices.

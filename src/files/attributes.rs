@@ -1,11 +1,14 @@
 //! Extended attributes of files: ACLs, capabilities, and user attributes. Symbolic links are not followed.
 
+use std::fs::File;
 use std::io;
 use std::path::Path;
 
 use serde::de::{Deserialize, Deserializer, Error};
 
-use rustix::fs::{XattrFlags, lgetxattr, llistxattr, lremovexattr, lsetxattr};
+use rustix::fs::{XattrFlags, getxattr, lgetxattr, listxattr, llistxattr, removexattr, setxattr};
+
+use crate::safe_path::link_to;
 
 /// Prefixes of the names of attributes that belong to a file's content, not to the machine.
 const KEPT: [&str; 3] = ["user.", "system.posix_acl_", "security.capability"];
@@ -14,14 +17,24 @@ const BYTES_MAX: usize = 64 << 10;
 
 /// Returns the attributes of a file; empty if the file system does not support them.
 pub(super) fn of(path: &Path) -> Vec<(String, Vec<u8>)> {
+    read(
+        |list| llistxattr(path, list),
+        |name, value| lgetxattr(path, name, value),
+    )
+}
+
+fn read(
+    list_into: impl Fn(&mut [u8]) -> rustix::io::Result<usize>,
+    value_into: impl Fn(&str, &mut [u8]) -> rustix::io::Result<usize>,
+) -> Vec<(String, Vec<u8>)> {
     // Few files have more than an ACL.
     let mut few = [0; 256];
     let (mut many, list) = (Vec::new(), &mut few[..]);
-    let list: &[u8] = match llistxattr(path, &mut *list) {
+    let list: &[u8] = match list_into(list) {
         Ok(len) => &list[..len],
         Err(rustix::io::Errno::RANGE) => {
             many.resize(BYTES_MAX, 0);
-            let len = llistxattr(path, &mut many[..]).unwrap_or(0);
+            let len = list_into(&mut many).unwrap_or(0);
             &many[..len]
         }
         Err(_) => &[],
@@ -34,7 +47,7 @@ pub(super) fn of(path: &Path) -> Vec<(String, Vec<u8>)> {
     let kept = names.filter(|name| is_kept(name));
     let mut value = vec![0; BYTES_MAX];
     kept.filter_map(|name| {
-        let len = lgetxattr(path, name, &mut value).ok()?;
+        let len = value_into(name, &mut value).ok()?;
         Some((name.to_owned(), value[..len].to_vec()))
     })
     .collect()
@@ -60,16 +73,20 @@ pub(super) fn checked<'de, D: Deserializer<'de>>(
     }
 }
 
-/// Sets the attributes of a file, and removes all others.
-pub(super) fn set(path: &Path, wanted: &[(String, Vec<u8>)]) -> io::Result<()> {
-    let there = of(path);
+/// Sets the attributes of what is open, also by `O_PATH`, and removes all others.
+pub(super) fn set(opened: &File, wanted: &[(String, Vec<u8>)]) -> io::Result<()> {
+    let path = &link_to(opened);
+    let there = read(
+        |list| listxattr(path, list),
+        |name, value| getxattr(path, name, value),
+    );
     for (name, _) in &there {
         if !wanted.iter().any(|(kept, _)| kept == name) {
-            lremovexattr(path, name.as_str())?;
+            removexattr(path, name.as_str())?;
         }
     }
     for one in wanted.iter().filter(|one| !there.contains(one)) {
-        lsetxattr(path, one.0.as_str(), &one.1, XattrFlags::empty())?;
+        setxattr(path, one.0.as_str(), &one.1, XattrFlags::empty())?;
     }
     Ok(())
 }
@@ -84,13 +101,13 @@ mod tests {
         let path = file.path();
         assert_eq!(of(path), []);
         let first = vec![("user.a".to_owned(), b"1".to_vec())];
-        if set(path, &first).is_err() {
+        if set(file.as_file(), &first).is_err() {
             println!("SKIPPED: the file system of /var/tmp has no extended attributes");
             return;
         }
         let second = vec![("user.b".to_owned(), b"2".to_vec())];
         for wanted in [&first, &second] {
-            set(path, wanted).unwrap();
+            set(file.as_file(), wanted).unwrap();
             assert_eq!(&of(path), wanted);
         }
     }

@@ -300,8 +300,12 @@ impl Rollback {
             self.put_back.iter().map(|(path, _)| path.clone()).collect();
         for path in parents.difference(&planned) {
             let folder = set.files.get(path).filter(|file| file.kind == Kind::Folder);
-            if let Some(folder) = folder {
-                self.put_back.push((path.clone(), folder.clone()));
+            let is_of_others =
+                |then: &KeptFile| KeptFile::of(path).is_some_and(|now| now.owner.0 != then.owner.0);
+            match folder {
+                Some(folder) if is_of_others(folder) => self.lose(path, Why::Owner),
+                Some(folder) => self.put_back.push((path.clone(), folder.clone())),
+                None => {}
             }
         }
         self.put_back.sort_by(|left, right| left.0.cmp(&right.0));

@@ -49,7 +49,7 @@ pub use obstacles::{
     have_huge_pages,
 };
 pub use output::{Output, OutputMark, Patience, Relation, Shown, StatusLine};
-pub use process::{environment, has_mapped, user, users, variable};
+pub use process::{environment, groups, has_mapped, user, users, variable};
 pub use rewind::error::RewindError;
 pub use rewind::{CutAway, Expected, LandedError, OtherBytes, Plan, check_nodes, plan, undo};
 pub(crate) use sockets::PacketLock;

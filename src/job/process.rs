@@ -1,6 +1,6 @@
 //! Environment and loaded files of a process, read from `/proc`. They determine the kind of the process.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::Read;
@@ -52,6 +52,25 @@ pub fn users(pids: &[i32]) -> Vec<u32> {
     let statuses = pids.iter().filter_map(of);
     let all = statuses.flat_map(|it| [it.ruid, it.euid, it.suid, it.fuid]);
     all.collect::<BTreeSet<u32>>().into_iter().collect()
+}
+
+/// Returns the groups of the users as which processes (host pids) act, each one's primary group first. A process that acts
+/// as several users counts for none of them.
+#[must_use]
+pub fn groups(pids: &[i32]) -> BTreeMap<u32, Vec<u32>> {
+    let mut groups = BTreeMap::<u32, Vec<u32>>::new();
+    for status in pids.iter().filter_map(|pid| tree::status(*pid).ok()) {
+        if [status.euid, status.suid, status.fuid] != [status.ruid; 3] {
+            continue;
+        }
+        let known = groups.entry(status.ruid).or_default();
+        for group in std::iter::once(status.egid).chain(status.groups) {
+            if !known.contains(&group) {
+                known.push(group);
+            }
+        }
+    }
+    groups
 }
 
 /// Returns true if a process (a host pid) has a file mapped whose name begins with `prefix`.

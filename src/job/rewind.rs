@@ -11,7 +11,7 @@ use std::path::Path;
 use super::file_sample::{IDENTIFYING_BYTES_MIN, sample_at};
 use super::files::{Access, OpenFile, modified_ns};
 use super::nodes::{self, Node};
-use crate::safe_path::Spot;
+use crate::safe_path::{JobUsers, Spot};
 use aside::{aside_name, keep_cut, without_links};
 use error::{RewindError, system};
 
@@ -160,8 +160,8 @@ impl Plan {
     ///
     /// # Errors
     /// The first node that cannot be created.
-    pub fn make_nodes(&self) -> Result<(), RewindError> {
-        Ok(nodes::remake(&self.nodes)?)
+    pub fn make_nodes(&self, users: &JobUsers) -> Result<(), RewindError> {
+        Ok(nodes::remake(&self.nodes, users)?)
     }
 
     /// Rolls the files back, after [`make_nodes`](Self::make_nodes). `aside` is a folder for truncated data, created when it is

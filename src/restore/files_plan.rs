@@ -14,6 +14,7 @@ use crate::files::{
 use crate::job::{self, Node, OpenFile, OtherBytes};
 use crate::run::image_facts::{ImageFacts, KEPT_LIST, rest_stream};
 use crate::run::run_context::RunContext;
+use crate::safe_path::JobUsers;
 use crate::store::{Companion, ImageId, ImageReader};
 
 /// Limit on the size of the list, room for more than a million files.
@@ -268,6 +269,7 @@ impl Kept {
         context: &RunContext,
         image: &ImageReader,
         aside: &Path,
+        users: &JobUsers,
     ) -> Result<Done, RestoreError> {
         for Lost { path, why } in self.rollback.lost.iter().take(NAMED_MAX) {
             tracing::warn!(file = %path.display(), "the job continues with a file that differs from the snapshot: {why}");
@@ -294,6 +296,7 @@ impl Kept {
             record: &context.files.record_path(),
             aside,
             held: context.files.held(),
+            users,
             before_step: &|| Ok(()),
             content: |stream: &str, offset, size, mut target: &mut dyn io::Write| {
                 image
@@ -307,7 +310,8 @@ impl Kept {
             noted.map_err(RestoreError::Prepare)?;
         }
         let no_files = std::iter::empty::<&OpenFile>();
-        job::plan(no_files, &self.obstructed, OtherBytes::Refuse, |path| path)?.make_nodes()?;
+        job::plan(no_files, &self.obstructed, OtherBytes::Refuse, |path| path)?
+            .make_nodes(users)?;
         Ok(done)
     }
 }

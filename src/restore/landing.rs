@@ -85,7 +85,8 @@ impl<'a> Landing<'a> {
             expected.check(&processes)?;
             tracing::debug!(took = ?(clock::now() - begun), "checked the open files of the tasks");
         }
-        job::name_sockets(&self.facts.moved_sockets).map_err(RewindError::from)?;
+        job::name_sockets(&self.facts.moved_sockets, &self.facts.job_users())
+            .map_err(RewindError::from)?;
         let attributes = job::give_back_attributes(&self.facts.attributes, &processes);
         let options = job::give_back_socket_options(&self.facts.socket_options, &processes);
         for lost in attributes.into_iter().chain(options) {

@@ -241,17 +241,20 @@ impl Restore<'_> {
         if !self.sandbox.isolation().has_network() {
             self.free_addresses()?;
         }
-        open.make_nodes()?;
+        let users = facts.job_users();
+        open.make_nodes(&users)?;
         let kept_files = kept.as_ref();
-        let done = kept_files.map(|kept| kept.put_back(context, image, &aside));
+        let done = kept_files.map(|kept| kept.put_back(context, image, &aside, &users));
         let done = done.transpose()?.unwrap_or_default();
         let cut = open.execute(&aside);
         report(done, cut.as_deref().unwrap_or_default(), &aside);
         let cut = cut?;
-        let settled = kept.as_ref().map_or(Ok(()), |kept| kept.rollback.settle());
+        let settled = kept
+            .as_ref()
+            .map_or(Ok(()), |kept| kept.rollback.settle(&users));
         let reconnected = settled
             .map_err(RestoreError::from)
-            .and_then(|()| Ok(job::clear_sockets(&facts.nodes).map_err(RewindError::from)?))
+            .and_then(|()| Ok(job::clear_sockets(&facts.nodes, &users).map_err(RewindError::from)?))
             .and_then(|()| self.reconnect(&aside));
         let noted = reconnected.and_then(|ends| {
             let by_others = kept.as_ref().map(|kept| &*kept.rollback.by_others);
@@ -354,7 +357,9 @@ impl Restore<'_> {
         self.context.ongoing.step(Step::Restore);
         let files = &self.facts.files;
         let lock = job::DumpLock::to_restore(files);
-        let created = lock.make_links(files).map_err(RestoreError::from);
+        let created = lock
+            .make_links(files, &self.facts.job_users())
+            .map_err(RestoreError::from);
         let created = created.and_then(|()| {
             // Again: some seconds may have passed since the first check.
             job::check_unwritten(files)?;

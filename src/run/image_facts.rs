@@ -1,6 +1,6 @@
 //! The facts that an image records about itself for restores and for the user, stored in the manifest as JSON.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -18,6 +18,7 @@ use crate::job::{
     ThreadAttributes, Timer,
 };
 use crate::path_text::{self, CommandLine};
+use crate::safe_path::JobUsers;
 use crate::sandbox::{Clocks, Hidden, Isolation, JobPids, Network};
 use crate::store::{ImageId, WorkShares};
 
@@ -142,6 +143,9 @@ pub struct ImageFacts {
     /// Users as which the job's processes act; empty in images made before they were recorded.
     #[serde(default)]
     pub users: Vec<u32>,
+    /// Groups of these users, each one's primary group first, as far as processes had all rights of that user alone.
+    #[serde(default)]
+    pub groups: BTreeMap<u32, Vec<u32>>,
     /// Regular files that the job had open or mapped.
     pub files: Vec<OpenFile>,
     /// Positions of those in `files` that the list of the files that the job writes has, too: a restore can put them
@@ -177,6 +181,11 @@ pub struct ImageFacts {
 }
 
 impl ImageFacts {
+    /// Returns the users as which the job's processes act.
+    pub(crate) fn job_users(&self) -> JobUsers {
+        JobUsers::new(&self.users, &self.groups)
+    }
+
     /// Returns the isolation of the sandbox that the image needs.
     #[must_use]
     pub fn isolation(&self) -> Isolation {

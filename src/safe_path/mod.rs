@@ -5,14 +5,17 @@
 //! - opens the folder without following a link that another user may have created ([`Spot`]),
 //! - acts relative to the open folder, and follows no link there either,
 //! - writes to no file that another user may have hard-linked there ([`Spot::is_lent`]), and creates and removes names
-//!   for a user only if that user could do so, too ([`Spot::allows`]).
+//!   for a user only if that user could do so, too ([`Spot::allows`]),
+//! - is done with the rights of the job's user where that user can exchange folders ([`Spot::of_job`]).
 //!
 //! [`Way`] determines which users can change a path's target.
 
+mod actor;
 mod given;
 mod spot;
 mod way;
 
-pub(crate) use given::{give, is_just_made, is_of_kind};
+pub use actor::JobUsers;
+pub(crate) use given::{give, is_just_made, is_of_kind, link_to};
 pub(crate) use spot::{Spot, is_denied};
 pub(crate) use way::Way;

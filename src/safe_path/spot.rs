@@ -1,17 +1,21 @@
 //! Name in an open folder.
 
-use std::fs::{self, File, Metadata, Permissions};
+use std::fs::{self, DirBuilder, File, Metadata, Permissions};
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, OFlag, OpenHow, ResolveFlag, openat2};
 use nix::libc;
+use nix::sys::stat::{Mode, SFlag, mknod};
 use nix::unistd::geteuid;
+use rustix::fs::{Access, AtFlags, accessat};
 
-use super::way::{OTHERS_WRITE, Way, is_us};
+use super::actor::{Actor, JobUsers};
+use super::given::link_to;
+use super::way::{OTHERS_WRITE, STICKY, Way, is_us};
 
 /// Permissions of users other than the owner.
 const OTHERS: u32 = 0o077;
@@ -22,6 +26,7 @@ pub(crate) struct Spot {
     parent: PathBuf,
     folder: OwnedFd,
     name: PathBuf,
+    actor: Actor,
 }
 
 impl Spot {
@@ -30,14 +35,39 @@ impl Spot {
     /// # Errors
     /// The folder does not exist, or another user may have created a link on the path (`ELOOP`).
     pub fn of(path: &Path) -> io::Result<Self> {
-        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
-            return Err(io::ErrorKind::InvalidInput.into());
-        };
+        let (parent, name) = split(path)?;
         Ok(Self {
             folder: open_folder(parent)?,
             parent: parent.into(),
             name: name.into(),
+            actor: Actor::Us,
         })
+    }
+
+    /// Same as [`Spot::of`], for a file of this owner and a job with these users. If another user can exchange the file or
+    /// its folder, everything is done with the rights of a user of the job.
+    ///
+    /// # Errors
+    /// The same as [`Spot::of`], and `PermissionDenied` if that user may not enter the folder.
+    pub fn of_job(path: &Path, owner: u32, users: &JobUsers) -> io::Result<Self> {
+        let actor = users.actor(owner);
+        if matches!(actor, Actor::Us) {
+            return Self::of(path);
+        }
+        let (parent, name) = split(path)?;
+        let way = Way::to_by(parent, &actor)?;
+        let is_safe = way.is_safe_for(owner);
+        Ok(Self {
+            folder: way.into_folder(),
+            parent: parent.into(),
+            name: name.into(),
+            actor: if is_safe { Actor::Us } else { actor },
+        })
+    }
+
+    /// Returns the id of the user with whose rights operations are done.
+    pub fn user(&self) -> u32 {
+        self.actor.user()
     }
 
     /// Returns the spot of another path. The folder is opened only if it differs.
@@ -55,9 +85,15 @@ impl Spot {
     }
 
     /// Returns a path to the name through the open folder, by the kernel's link in /proc. The name itself may be a
-    /// link, so operations on it must not follow links.
+    /// link, so operations on it must not follow links. They are done with this process's rights.
     pub fn path(&self) -> PathBuf {
-        Path::new(&link_to(&self.folder)).join(&self.name)
+        link_to(&self.folder).join(&self.name)
+    }
+
+    /// Does something with the rights of the actor.
+    fn by_actor<T>(&self, what: impl FnOnce(PathBuf) -> io::Result<T>) -> io::Result<T> {
+        let _acting = self.actor.act()?;
+        what(self.path())
     }
 
     /// Returns the status of the name; a link is not followed.
@@ -65,7 +101,7 @@ impl Spot {
     /// # Errors
     /// The name does not exist.
     pub fn metadata(&self) -> io::Result<Metadata> {
-        fs::symlink_metadata(self.path())
+        self.by_actor(fs::symlink_metadata)
     }
 
     /// Opens the name, which must not be a link, without blocking; `flags` are added.
@@ -73,35 +109,136 @@ impl Spot {
     /// # Errors
     /// The same as for `open`.
     pub fn open(&self, options: &mut fs::OpenOptions, flags: i32) -> io::Result<File> {
-        options
-            .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK | flags)
-            .open(self.path())
+        let options = options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK | flags);
+        self.by_actor(|path| options.open(path))
     }
 
-    /// Same as [`Spot::open`], but if the file is this process's user's, its owner needs no permission. Its mode may change
-    /// for a moment, so the job must not run.
+    /// Same as [`Spot::open`], to read. A job's user needs no permission for the user's own file.
+    ///
+    /// # Errors
+    /// The same as for `open`.
+    pub fn open_to_read(&self, flags: i32) -> io::Result<File> {
+        let opened = self.open(File::options().read(true), flags);
+        match self.actor {
+            Actor::Other(_) if self.is_denied(&opened) => {
+                self.open_own(File::options().read(true), flags)
+            }
+            Actor::Us | Actor::Other(_) => opened,
+        }
+    }
+
+    /// Opens a file of the actor with this process's rights.
+    fn open_own(&self, options: &mut fs::OpenOptions, flags: i32) -> io::Result<File> {
+        let found = self.open(File::options().read(true), libc::O_PATH)?;
+        let about = found.metadata()?;
+        if about.is_symlink() || about.uid() != self.user() {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        // It is that file, whatever its name leads to by now.
+        let options = options.custom_flags(libc::O_NONBLOCK | flags);
+        options.open(link_to(&found))
+    }
+
+    /// Same as [`Spot::open`], but if the file is the actor's, its owner needs no permission. The mode of the file or its
+    /// folder may change for a moment, so the job must not run.
     ///
     /// # Errors
     /// The same as for `open`.
     pub fn open_as_owner(&self, options: &mut fs::OpenOptions, flags: i32) -> io::Result<File> {
         let opened = self.open(options, flags);
-        if !is_denied(&opened) {
+        if !self.is_denied(&opened) {
             return opened;
         }
         let _folder = self.grant_folder();
-        let file = File::options()
-            .read(true)
-            .custom_flags(libc::O_PATH | libc::O_NOFOLLOW)
-            .open(self.path());
-        let is_link = |file: &File| file.metadata().is_ok_and(|about| about.is_symlink());
-        let file = file.ok().filter(|file| !is_link(file));
-        let _file = file.and_then(|file| Granted::new(file.into(), 0o700));
+        let file = self.open(File::options().read(true), libc::O_PATH);
+        let Ok(file) = file else {
+            return self.open(options, flags);
+        };
+        if matches!(self.actor, Actor::Other(_)) {
+            return self.open_own(options, flags);
+        }
+        let is_link = file.metadata()?.is_symlink();
+        let _file = (!is_link).then(|| Granted::new(file.into(), self.user()));
         self.open(options, flags)
     }
 
-    /// Lets this process's user change names in the folder, if it is the user's, as long as the result lives.
+    /// Lets the actor change names in the folder, if it is the actor's, as long as the result lives.
     pub fn grant_folder(&self) -> Option<Granted> {
-        Granted::new(self.folder.try_clone().ok()?, 0o700)
+        Granted::new(self.folder.try_clone().ok()?, self.user())
+    }
+
+    /// Returns true if permissions of the owner may be the cause. Root needs none.
+    pub fn is_denied<T>(&self, result: &io::Result<T>) -> bool {
+        let kind = result.as_ref().err().map(io::Error::kind);
+        kind == Some(io::ErrorKind::PermissionDenied) && self.actor.needs_permission()
+    }
+
+    /// Makes a folder that is closed to others.
+    ///
+    /// # Errors
+    /// The same as for `mkdir`.
+    pub fn make_folder(&self) -> io::Result<()> {
+        self.by_actor(|path| DirBuilder::new().mode(0o700).create(path))
+    }
+
+    /// Makes a named pipe, or the name of a socket, that is closed to others.
+    ///
+    /// # Errors
+    /// The same as for `mknod`.
+    pub fn make_special(&self, kind: SFlag) -> io::Result<()> {
+        self.by_actor(|path| Ok(mknod(&path, kind, Mode::S_IRUSR | Mode::S_IWUSR, 0)?))
+    }
+
+    /// Makes a symbolic link.
+    ///
+    /// # Errors
+    /// The same as for `symlink`.
+    pub fn make_link(&self, target: &Path) -> io::Result<()> {
+        self.by_actor(|path| symlink(target, path))
+    }
+
+    /// Removes the name of a file.
+    ///
+    /// # Errors
+    /// The same as for `unlink`.
+    pub fn remove_file(&self) -> io::Result<()> {
+        self.by_actor(fs::remove_file)
+    }
+
+    /// Removes an empty folder.
+    ///
+    /// # Errors
+    /// The same as for `rmdir`.
+    pub fn remove_folder(&self) -> io::Result<()> {
+        self.by_actor(fs::remove_dir)
+    }
+
+    /// Gives the file another name in place of this one.
+    ///
+    /// # Errors
+    /// The same as for `rename`.
+    pub fn rename_to(&self, target: &Self) -> io::Result<()> {
+        self.with(target, fs::rename)
+    }
+
+    /// Gives the file a second name.
+    ///
+    /// # Errors
+    /// The same as for `link`.
+    pub fn link_to(&self, target: &Self) -> io::Result<()> {
+        self.with(target, fs::hard_link)
+    }
+
+    /// Does something with two names, with the lesser rights.
+    fn with(
+        &self,
+        target: &Self,
+        what: impl FnOnce(PathBuf, PathBuf) -> io::Result<()>,
+    ) -> io::Result<()> {
+        match self.actor {
+            Actor::Us => target.by_actor(|path| what(self.path(), path)),
+            Actor::Other(_) => self.by_actor(|path| what(path, target.path())),
+        }
     }
 
     /// Checks that a user's files may be created and removed in the folder. If another user can exchange the folder,
@@ -111,15 +248,34 @@ impl Spot {
     /// `PermissionDenied` if the user has no such permission.
     pub fn allows(&self, user: u32) -> io::Result<()> {
         let folder = self.about_folder()?;
-        if is_us(user) || !is_closed(&folder) {
-            return Ok(());
-        }
-        let way = Way::to(&self.parent)?;
-        if way.is_ours() && way.identity() == (folder.dev(), folder.ino()) {
+        let is_allowed = match self.actor {
+            Actor::Us if is_us(user) || !is_closed(&folder) => true,
+            Actor::Us => {
+                let way = Way::to(&self.parent)?;
+                way.is_ours() && way.identity() == (folder.dev(), folder.ino())
+            }
+            Actor::Other(_) => self.actor_may_change(user, &folder)?,
+        };
+        if is_allowed {
             return Ok(());
         }
         let message = "it is in a folder that the file's owner may not change and that another user may have put there";
         Err(io::Error::new(io::ErrorKind::PermissionDenied, message))
+    }
+
+    /// Returns true if the actor may create and remove names of files of this owner in the folder, or may permit it.
+    fn actor_may_change(&self, owner: u32, folder: &Metadata) -> io::Result<bool> {
+        let user = self.user();
+        let is_own_or_free = folder.mode() & STICKY == 0 || [owner, folder.uid()].contains(&user);
+        if !is_own_or_free {
+            return Ok(false);
+        }
+        let wanted = Access::WRITE_OK | Access::EXEC_OK;
+        // With this second flag, nothing stands in for the kernel's check, which regards the rights of this thread.
+        let flags = AtFlags::EACCESS | AtFlags::SYMLINK_NOFOLLOW;
+        let _acting = self.actor.act()?;
+        let allowed = accessat(&self.folder, c".", wanted, flags).is_ok();
+        Ok(allowed || folder.uid() == user)
     }
 
     /// Returns true if only root and this process's user can enter the folder.
@@ -155,10 +311,11 @@ pub(crate) struct Granted {
 }
 
 impl Granted {
-    /// Adds permissions to a file or folder of this process's user; `None` if it is not the user's or has them.
-    fn new(file: OwnedFd, wanted: u32) -> Option<Self> {
+    /// Adds the owner's permissions to a file or folder of this user; `None` if it is not the user's or has them.
+    fn new(file: OwnedFd, user: u32) -> Option<Self> {
+        let wanted = 0o700;
         let about = fs::metadata(link_to(&file)).ok()?;
-        let lacks = about.mode() & wanted != wanted && about.uid() == geteuid().as_raw();
+        let lacks = about.mode() & wanted != wanted && about.uid() == user;
         let before = lacks.then(|| about.permissions())?;
         let granted = Permissions::from_mode(before.mode() | wanted);
         fs::set_permissions(link_to(&file), granted).ok()?;
@@ -174,8 +331,12 @@ impl Drop for Granted {
     }
 }
 
-fn link_to(file: &OwnedFd) -> String {
-    format!("/proc/self/fd/{}", file.as_raw_fd())
+/// Splits a path into folder and name.
+fn split(path: &Path) -> io::Result<(&Path, &Path)> {
+    let name = path.file_name().map(Path::new);
+    path.parent()
+        .zip(name)
+        .ok_or_else(|| io::ErrorKind::InvalidInput.into())
 }
 
 /// Returns true if permissions of the owner may be the cause. Root needs none.

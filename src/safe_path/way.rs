@@ -12,12 +12,14 @@ use nix::fcntl::{AtFlags, OFlag, open, openat, readlinkat};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat, fstatat};
 use nix::unistd::geteuid;
 
+use super::actor::Actor;
+
 /// Limit on symbolic links in one path, equal to the kernel's.
 const LINKS_MAX: usize = 40;
 /// Permission to write for other users than the owner.
 pub(super) const OTHERS_WRITE: u32 = 0o022;
 /// Sticky bit: users cannot rename or remove entries of others in such a folder.
-const STICKY: u32 = 0o1000;
+pub(super) const STICKY: u32 = 0o1000;
 
 /// Open folder, with facts about its path.
 #[derive(Debug)]
@@ -37,6 +39,12 @@ impl Way {
     /// # Errors
     /// `ELOOP` for any other link; the errors of `openat`.
     pub fn to(folder: &Path) -> io::Result<Self> {
+        Self::to_by(folder, &Actor::Us)
+    }
+
+    /// Same as [`Way::to`], with the rights of a user from the first folder on that others can exchange.
+    pub(super) fn to_by(folder: &Path, actor: &Actor) -> io::Result<Self> {
+        let mut acting = None;
         let mut left = components(folder);
         let root = open("/", FOLDER, Mode::empty())?;
         let mut way = Self {
@@ -66,6 +74,9 @@ impl Way {
                 way.has_link = true;
                 continue;
             }
+            if !is_ours && acting.is_none() {
+                acting = actor.act()?;
+            }
             let next = openat(&way.folder, name.as_os_str(), FOLDER, Mode::empty());
             // The component was replaced by a link just now.
             way.folder = next.map_err(|errno| match errno {
@@ -87,6 +98,13 @@ impl Way {
     /// Returns true if only root and this process's user can change the target of the folder's path.
     pub(super) fn is_ours(&self) -> bool {
         self.is_ours
+    }
+
+    /// Returns true if no other user can exchange a file of this owner in the folder, or a name that is free.
+    pub(super) fn is_safe_for(&self, owner: u32) -> bool {
+        let is_sticky = self.about.st_mode & STICKY != 0;
+        let is_closed = self.about.st_mode & OTHERS_WRITE == 0;
+        self.is_ours && is_us(self.about.st_uid) && (is_closed || is_sticky && is_us(owner))
     }
 
     /// Returns device and inode of the folder.

@@ -23,7 +23,7 @@ use super::mounts::{self, KnownMounts, MountChanges};
 use super::network::{self, Connection, NetworkError};
 use super::protocol::{Credentials, Ended, Event, Request, ToolCommand, receive, send};
 use super::seccomp::Hidden;
-use super::spawn::{SpawnError, privilege_missing, spawn};
+use super::spawn::{Keyring, SpawnError, privilege_missing, spawn};
 use super::user_namespace::is_in_user_namespace;
 use super::{Isolation, Network};
 use crate::network_socket::NetworkSocket;
@@ -100,11 +100,12 @@ impl Sandbox {
     pub fn start(
         program: &Path,
         isolation: Isolation,
+        keyring: Keyring,
         environment: &[(OsString, OsString)],
         on_event: impl Fn(Option<Event>) + Send + 'static,
     ) -> Result<Arc<Self>, SandboxError> {
         let machines = mounts::of_the_machine().map_err(SandboxError::Mounts)?;
-        let (pid, control) = spawn(program, isolation, environment)?;
+        let (pid, control) = spawn(program, isolation, keyring, environment)?;
         let first = receive::<Event>(&control).map_err(SandboxError::Talk);
         match first {
             Ok(Some((Event::Ready, _))) => {}

@@ -50,7 +50,9 @@ pub use network::{NetworkError, find_pasta};
 pub use network_keeper::{KEEPER_ARGUMENT, main as network_keeper_main};
 pub use protocol::{Credentials, Ended, Event, JobPids, ToolCommand};
 pub use seccomp::{Hidden, Visibility};
-pub use spawn::{SpawnError, privilege_missing, raise_descriptor_limit, with_job_descriptor_limit};
+pub use spawn::{
+    Keyring, SpawnError, privilege_missing, raise_descriptor_limit, with_job_descriptor_limit,
+};
 pub use user_namespace::{enter_user_namespace, is_in_user_namespace};
 
 /// First argument that makes the binary pid 1 of a sandbox.

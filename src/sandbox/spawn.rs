@@ -120,12 +120,22 @@ pub fn privilege_missing(errno: i32) -> bool {
     errno == libc::EPERM || errno == libc::EACCES
 }
 
+/// Session keyring of a sandbox: keys of programs, and tickets of Kerberos.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keyring {
+    /// That of the supervisor.
+    Inherited,
+    /// An empty one, as after a login.
+    New,
+}
+
 /// Starts `program` as pid 1 of a new sandbox, and returns the supervisor's end of its control socket.
 ///
 /// `environment` is the complete environment of pid 1, and thus of the job.
 pub(super) fn spawn(
     program: &Path,
     isolation: Isolation,
+    keyring: Keyring,
     environment: &[(std::ffi::OsString, std::ffi::OsString)],
 ) -> Result<(Pid, UnixStream), SpawnError> {
     let (ours, theirs) = UnixStream::pair().map_err(SpawnError::System)?;
@@ -162,6 +172,9 @@ pub(super) fn spawn(
         if isolation.is_user() {
             user_namespace::keep_rights(isolation.has_network());
         }
+        if keyring == Keyring::New && !join_new_keyring() {
+            return EXEC_FAILED;
+        }
         become_init(dies_with_us, socket, &path, &argv, &envp)
     });
     // SAFETY: without CLONE_VM the child runs on its own copy of the stack; `become_init` makes only
@@ -191,6 +204,17 @@ fn mode_of(isolation: Isolation) -> OsString {
         }
         Isolation::None => "none".into(),
     }
+}
+
+/// Gives this process an empty session keyring; returns false if it keeps the former one. The function may be called
+/// between fork and exec.
+fn join_new_keyring() -> bool {
+    let no_name = std::ptr::null::<libc::c_char>();
+    // SAFETY: a null pointer asks for a keyring without a name.
+    let joined =
+        unsafe { libc::syscall(libc::SYS_keyctl, libc::KEYCTL_JOIN_SESSION_KEYRING, no_name) };
+    // Without the call, or under a filter that refuses it, no process can read keys.
+    joined >= 0 || matches!(Errno::last(), Errno::ENOSYS | Errno::EPERM)
 }
 
 /// Executes pid 1 in the cloned child. Makes only system calls, because another thread may have held the allocator's lock.

@@ -11,7 +11,7 @@ use nix::libc;
 use super::error::SnapshotError;
 use crate::files::{Content, KeptFile, KeptFiles, Kind, Unkept};
 use crate::run::run_context::RunContext;
-use crate::safe_path::Spot;
+use crate::safe_path::{JobUsers, Spot};
 use crate::store::{ImageId, ImageReader, ImageWriter, StreamWriter, WriteError};
 
 /// Maximum number of earlier images' streams in a set; if there are more, the contents are merged into one stream.
@@ -23,6 +23,8 @@ pub(super) struct Contents {
     pub name: String,
     /// Bytes in the stream.
     pub offset: u64,
+    /// Users as which the job's processes act.
+    pub users: JobUsers,
 }
 
 impl Contents {
@@ -33,7 +35,7 @@ impl Contents {
         let Kind::File { size, content } = &mut file.kind else {
             return Ok(());
         };
-        let source = match open(path) {
+        let source = match open(path, file.owner.0, &self.users) {
             Ok((source, found)) if found == identity => source,
             Ok(_) => return Ok(()),
             Err(_) => {
@@ -139,9 +141,9 @@ fn forget_other(file: &mut KeptFile, name: &str) {
     }
 }
 
-/// Opens a file; also returns its device and inode.
-pub(super) fn open(path: &Path) -> io::Result<(File, (u64, u64))> {
-    let file = Spot::of(path)?.open(File::options().read(true), libc::O_NOATIME)?;
+/// Opens a file of this owner with the rights of the job; also returns its device and inode.
+pub(super) fn open(path: &Path, owner: u32, users: &JobUsers) -> io::Result<(File, (u64, u64))> {
+    let file = Spot::of_job(path, owner, users)?.open_to_read(libc::O_NOATIME)?;
     let found = file.metadata()?;
     if !found.is_file() {
         return Err(io::ErrorKind::InvalidInput.into());
@@ -229,6 +231,7 @@ mod tests {
             stream: writer.stream("own").unwrap(),
             name: "own".to_owned(),
             offset: 4,
+            users: JobUsers::default(),
         };
         contents.stream.write_all(b"dddd").unwrap();
         contents.put_together(&earlier, &mut set).unwrap();

@@ -1,7 +1,7 @@
 //! The facts that an image records about a job beyond CRIU's: sizes and contents of files, positions of the standard
 //! streams, sockets, timers. They are recorded while the tasks are frozen.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::time::Duration;
 
@@ -63,6 +63,7 @@ pub(crate) struct Recorded {
     accounts: Vec<job::ProcessAccount>,
     opened: Opened,
     users: Vec<u32>,
+    groups: BTreeMap<u32, Vec<u32>>,
     sockets: job::Sockets,
     socket_options: Vec<job::SocketOptions>,
     timers: Vec<job::Timer>,
@@ -93,6 +94,7 @@ impl Recorded {
             exit_codes: job::exit_codes(&processes),
             processes,
             users: job::users(&pids),
+            groups: job::groups(&pids),
             // A timer may expire while the job is frozen, after CRIU has read it.
             timers: job::rung_timers(&opened.descriptors),
             socket_options: job::record_socket_options(&opened.descriptors),
@@ -169,6 +171,7 @@ impl Recorded {
             nodes: self.opened.needed.nodes,
             moved_sockets: self.opened.needed.moved_sockets,
             users: self.users,
+            groups: self.groups,
             sockets: self.sockets,
             socket_options: self.socket_options,
             timers: self.timers,

@@ -8,12 +8,14 @@
 //! ```
 
 use std::collections::HashSet;
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
+use nix::libc::O_NOATIME;
 
 use super::appended_files::{self, Sets};
 use super::contents::{Contents, open};
@@ -29,6 +31,7 @@ use crate::job::{self, AppendedFile, Descriptors, OpenFile};
 use crate::run::image_facts::{KEPT_LIST, kept_stream};
 use crate::run::machine;
 use crate::run::run_context::RunContext;
+use crate::safe_path::{JobUsers, Spot};
 use crate::store::{ImageId, ImageWriter};
 
 /// Number of bytes that are copied during the freeze in any case: on a busy machine, the time limit may pass with
@@ -94,7 +97,8 @@ impl Busy {
 
 /// Has the kernel read a file from the disk: databases write around its cache (`O_DIRECT`).
 fn read_ahead(path: &Path) {
-    if let Ok((file, _)) = open(path) {
+    let opened = Spot::of(path).and_then(|spot| spot.open(File::options().read(true), O_NOATIME));
+    if let Ok(file) = opened {
         // It only takes longer otherwise.
         let _ = posix_fadvise(&file, 0, 0, PosixFadviseAdvice::POSIX_FADV_WILLNEED);
     }
@@ -113,8 +117,9 @@ impl Beforehand {
         context: &RunContext,
         writer: &ImageWriter,
         busy: &Busy,
+        users: JobUsers,
     ) -> Result<Self, SnapshotError> {
-        let mut beforehand = Self::nothing(writer)?;
+        let mut beforehand = Self::nothing(writer, users)?;
         let mut so_far = context.files.changes_so_far(writer.id().number());
         let files = &context.config.files;
         for (path, file) in so_far.iter_mut().flat_map(|it| &mut it.files) {
@@ -134,12 +139,13 @@ impl Beforehand {
     }
 
     /// Copies nothing.
-    pub fn nothing(writer: &ImageWriter) -> Result<Self, SnapshotError> {
+    pub fn nothing(writer: &ImageWriter, users: JobUsers) -> Result<Self, SnapshotError> {
         let name = kept_stream(writer.id());
         let contents = Contents {
             stream: writer.stream(&name)?,
             name,
             offset: 0,
+            users,
         };
         Ok(Self {
             contents,
@@ -242,11 +248,11 @@ impl FileCopies {
         let Kind::File { content, .. } = &mut file.kind else {
             return;
         };
-        let held = context.files.held();
+        let (held, users) = (context.files.held(), &self.contents.users);
         let number = self.image.number();
         let done = match content {
             Content::Held { name, is_clone } => held.hold_again(number, index, (name, *is_clone)),
-            _ => open(&changed.path).and_then(|(source, found)| {
+            _ => open(&changed.path, about.owner.0, users).and_then(|(source, found)| {
                 if found == about.identity {
                     held.hold(number, index, &source, &about)
                 } else {

@@ -34,6 +34,7 @@ use crate::run::progress::{Step, Work};
 use crate::run::run_context::RunContext;
 use crate::run::run_state::RunState;
 use crate::run::running_job::{Job, SharedStreams};
+use crate::safe_path::JobUsers;
 use crate::store::{ImageId, ImageWriter, WriteOptions};
 
 /// Number of cores that the freeze may need: for CRIU, for the threads that copy its largest file, and for the driver.
@@ -155,6 +156,8 @@ fn attempt(
     let watches = open.iter().any(Descriptors::watch_files);
     let busy = Busy::of(&open, &context.config.files, watches);
     let resident = resident_plan.as_ref();
+    let pids: Vec<i32> = processes.iter().map(|process| process.host_pid).collect();
+    let users = JobUsers::new(&job::users(&pids), &job::groups(&pids));
     let writer = admit(subject, &processes, gpu.as_ref(), resident, busy.bytes)?;
     if afterwards != Afterwards::Stop {
         // A job that is about to be stopped only waits for its image.
@@ -163,9 +166,9 @@ fn attempt(
         writer.spare_workers(cores());
     }
     let beforehand = if afterwards == Afterwards::Stop || watches {
-        Beforehand::nothing(&writer)?
+        Beforehand::nothing(&writer, users)?
     } else {
-        Beforehand::copy(context, &writer, &busy)?
+        Beforehand::copy(context, &writer, &busy, users)?
     };
     drop(open);
     writer.spare_workers(cores().saturating_sub(FREEZE_CORES));

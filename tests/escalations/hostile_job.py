@@ -21,9 +21,16 @@ def say(*words):
     print(*words, flush=True)
 
 
-def ready():
-    """Returns in the restored process, after the accomplice has acted."""
+def ready(change=lambda: None):
+    """Returns in the restored process, after the accomplice has acted. `change` is called after the snapshot."""
     say("READY")
+    while not os.path.exists(f"{home}/snapshotted"):
+        time.sleep(0.01)
+    try:
+        change()
+    except OSError as error:
+        say("refused", error)
+    say("CHANGED")
     while not os.path.exists(f"{home}/turned"):
         time.sleep(0.01)
     # The first process is killed in this sleep; the restored one is told to continue.
@@ -45,7 +52,7 @@ def read(file):
     say("GOT", file.read())
 
 
-os.makedirs(inner)
+os.makedirs(inner, exist_ok=True)
 if case == "recreate":
     file = open(f"{inner}/ld.so.preload", "w+")
     file.write("/home/nobody/evil.so\n")
@@ -141,4 +148,19 @@ elif case == "owned":
         closed.write("evil::0:0::/:/bin/sh\n")
     ready()
     read(file)
+elif case in ("parents", "created", "swapped"):
+    # Nothing is open, so only the list of the job's files leads there.
+    os.chmod(inner, 0o777)
+    if case == "created":
+        ready(lambda: open(f"{inner}/secret", "w").close())
+    else:
+        name = f"{inner}/secret" if case == "swapped" else f"{inner}/file"
+        with open(name, "w") as file:
+            file.write("mine")
+        ready(lambda: os.remove(name))
+    for folder in (inner, f"{home}/other") if os.getuid() else ():
+        try:
+            say("GOT", open(f"{folder}/secret").read())
+        except OSError as error:
+            say("refused", error)
 say("DONE")

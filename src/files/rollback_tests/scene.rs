@@ -17,6 +17,7 @@ use super::super::put_back::{Done, Sources};
 use super::super::record::Record;
 use super::super::record_line::{JobChange, Line, append};
 use super::super::rollback::Rollback;
+use crate::safe_path::JobUsers;
 
 /// Number of the image in these tests.
 pub const IMAGE: u64 = 1;
@@ -151,6 +152,7 @@ impl Scene {
     ) -> Result<Done, RollbackError> {
         let store = self.folder.path().join("store");
         plan.execute(&Sources {
+            users: &JobUsers::default(),
             record: &self.record(),
             aside: &store.join("aside"),
             held: &Held::of(&store),

@@ -31,7 +31,7 @@ use crate::job::files::{LINK_PREFIX, OpenFile, is_deleted};
 use crate::job::nodes::map_link;
 use crate::job::rewind::error::{RewindError, system};
 use crate::job::tree;
-use crate::safe_path::Spot;
+use crate::safe_path::{JobUsers, Spot};
 
 /// Number of looks in a row that find no ckpt-run with the lock: between two jobs, nobody has it for a moment.
 const LOOKS_MIN: u32 = 5;
@@ -138,13 +138,11 @@ impl DumpLock {
     ///
     /// # Errors
     /// A link cannot be created.
-    pub fn make_links(&self, files: &[OpenFile]) -> Result<(), RewindError> {
+    pub fn make_links(&self, files: &[OpenFile], users: &JobUsers) -> Result<(), RewindError> {
         for file in files {
             for link in file.links.iter().filter(|link| **link != file.path) {
-                let made = Spot::of(&file.path).and_then(|file| {
-                    let link = Spot::of(link)?;
-                    fs::hard_link(file.path(), link.path())
-                });
+                let of = |path| Spot::of_job(path, file.owner.0, users);
+                let made = of(&file.path).and_then(|file| file.link_to(&of(link)?));
                 match made {
                     Err(_) if same_file(&file.path, link) => {}
                     made => made.map_err(system("make the link", link))?,
@@ -391,7 +389,7 @@ mod tests {
             let (files, holder) = (&files, &holder);
             scope.spawn(move || {
                 let turn = DumpLock::to_restore(files);
-                turn.make_links(files).unwrap();
+                turn.make_links(files, &JobUsers::default()).unwrap();
                 done.send(holder.is_in(&turn)).unwrap();
             });
             assert!(waits.recv_timeout(PAUSE * 5).is_err());

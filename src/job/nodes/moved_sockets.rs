@@ -4,7 +4,7 @@
 //! CRIU (4.2) binds a socket by the name by which it was bound. Afterwards, before the tasks run, its file gets the names that it
 //! had. The plugin keeps CRIU from taking a file with another name for a removed one (`socket_names`).
 
-use std::fs::{self, Metadata};
+use std::fs::Metadata;
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::NodesError;
 use crate::job::files::names_beside;
-use crate::safe_path::Spot;
+use crate::safe_path::{JobUsers, Spot};
 use crate::{checked, path_text};
 
 /// A socket whose file has other names than that by which it was bound.
@@ -63,26 +63,24 @@ impl MovedSocket {
         found.file_type().is_socket() && found.uid() == self.owner
     }
 
-    fn give_names(&self) -> io::Result<()> {
-        let bound = Spot::of(&self.bound)?;
+    fn give_names(&self, users: &JobUsers) -> io::Result<()> {
+        let bound = Spot::of_job(&self.bound, self.owner, users)?;
         bound.allows(self.owner)?;
         if !self.is_jobs(&bound.metadata()?) {
             return Err(io::ErrorKind::AlreadyExists.into());
         }
         for path in self.paths.iter().filter(|path| **path != self.bound) {
-            let spot = Spot::of(path)?;
+            let spot = Spot::of_job(path, self.owner, users)?;
             match spot.metadata() {
                 // That of the former socket.
-                Ok(there) if self.is_jobs(&there) => {
-                    fs::remove_file(spot.path())?;
-                }
+                Ok(there) if self.is_jobs(&there) => spot.remove_file()?,
                 Ok(_) => return Err(io::ErrorKind::AlreadyExists.into()),
                 Err(_) => spot.allows(self.owner)?,
             }
-            fs::hard_link(bound.path(), spot.path())?;
+            bound.link_to(&spot)?;
         }
         if !self.paths.contains(&self.bound) {
-            fs::remove_file(bound.path())?;
+            bound.remove_file()?;
         }
         Ok(())
     }
@@ -92,9 +90,9 @@ impl MovedSocket {
 ///
 /// # Errors
 /// The first file that cannot get a name.
-pub fn name_sockets(sockets: &[MovedSocket]) -> Result<(), NodesError> {
+pub fn name_sockets(sockets: &[MovedSocket], users: &JobUsers) -> Result<(), NodesError> {
     for socket in sockets {
-        let named = socket.give_names();
+        let named = socket.give_names(users);
         named.map_err(|source| NodesError::Names {
             path: socket.bound.clone(),
             source,

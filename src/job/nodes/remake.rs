@@ -3,7 +3,7 @@
 //! Existing nodes are left alone. Nothing is created through a link: recorded paths contain no links, so an existing
 //! link was created after the snapshot and may lead elsewhere.
 
-use std::fs::{self, File, Metadata};
+use std::fs::{File, Metadata};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
@@ -11,12 +11,11 @@ use std::path::{Component, Path, PathBuf};
 
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, open, openat};
-use nix::libc::PATH_MAX;
-use nix::sys::stat::{Mode, SFlag, mkdirat};
-use nix::unistd::mkfifoat;
+use nix::libc::{O_PATH, PATH_MAX};
+use nix::sys::stat::{Mode, SFlag};
 
 use super::{NODES_MAX, Node, NodeKind};
-use crate::safe_path::{Spot, Way, give, is_just_made, is_of_kind};
+use crate::safe_path::{JobUsers, Spot, Way, give, is_just_made, is_of_kind};
 
 /// Mode bits of a folder, such as `/tmp`, in which every user may create files but not remove those of others.
 const SHARED: u32 = 0o1002;
@@ -105,38 +104,37 @@ pub(in crate::job) fn missing(nodes: &[Node]) -> Result<Vec<Node>, NodesError> {
 }
 
 /// Creates the `missing` nodes. A node that another program has created since is left alone.
-pub(in crate::job) fn remake(nodes: &[Node]) -> Result<(), NodesError> {
+pub(in crate::job) fn remake(nodes: &[Node], users: &JobUsers) -> Result<(), NodesError> {
     for node in nodes {
-        let failed = |errno: Errno| NodesError::System {
-            path: node.path.clone(),
-            source: errno.into(),
-        };
-        let (Some(parent), Some(name)) = (node.path.parent(), node.path.file_name()) else {
-            return Err(NodesError::Senseless(node.path.clone()));
-        };
-        let folder = open_folder(node, parent)?.ok_or_else(|| failed(Errno::ENOENT))?;
-        let allowed = Spot::of(&node.path).and_then(|spot| spot.allows(node.owner.0));
-        allowed.map_err(|source| NodesError::System {
+        let failed = |source| NodesError::System {
             path: node.path.clone(),
             source,
-        })?;
+        };
+        let Some(parent) = node.path.parent() else {
+            return Err(NodesError::Senseless(node.path.clone()));
+        };
+        // No link leads to it.
+        open_folder(node, parent)?.ok_or_else(|| failed(Errno::ENOENT.into()))?;
+        let spot = Spot::of_job(&node.path, node.owner.0, users).map_err(failed)?;
+        spot.allows(node.owner.0).map_err(failed)?;
+        let kind = match node.kind {
+            NodeKind::Folder => SFlag::S_IFDIR,
+            NodeKind::Fifo => SFlag::S_IFIFO,
+            NodeKind::Socket => continue,
+        };
         // Other users have no access until the owner is set.
         let made = match node.kind {
-            NodeKind::Folder => mkdirat(&folder, name, Mode::S_IRWXU),
-            NodeKind::Fifo => mkfifoat(&folder, name, Mode::S_IRUSR | Mode::S_IWUSR),
-            NodeKind::Socket => continue,
+            NodeKind::Folder => spot.make_folder(),
+            NodeKind::Fifo | NodeKind::Socket => spot.make_special(kind),
         };
         match made {
             Ok(()) => {}
-            Err(Errno::EEXIST) if !is_missing(node)? => continue,
-            Err(errno) => return Err(failed(errno)),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && !is_missing(node)? => {
+                continue;
+            }
+            Err(error) => return Err(failed(error)),
         }
-        let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-        let made = openat(&folder, name, flags, Mode::empty()).map_err(failed)?;
-        hand_over(node, &made.into()).map_err(|source| NodesError::System {
-            path: node.path.clone(),
-            source,
-        })?;
+        hand_over(node, &spot, kind).map_err(failed)?;
         tracing::debug!(path = %node.path.display(), "created again");
     }
     Ok(())
@@ -146,9 +144,9 @@ pub(in crate::job) fn remake(nodes: &[Node]) -> Result<(), NodesError> {
 ///
 /// # Errors
 /// A file cannot be removed.
-pub fn clear_sockets(nodes: &[Node]) -> Result<(), NodesError> {
+pub fn clear_sockets(nodes: &[Node], users: &JobUsers) -> Result<(), NodesError> {
     for node in nodes.iter().filter(|node| node.kind == NodeKind::Socket) {
-        let cleared = Spot::of(&node.path).and_then(|spot| {
+        let cleared = Spot::of_job(&node.path, node.owner.0, users).and_then(|spot| {
             let there = spot.metadata()?;
             let is_jobs = is_of_kind(&there, SFlag::S_IFSOCK) && there.uid() == node.owner.0;
             // CRIU reports another file.
@@ -156,7 +154,7 @@ pub fn clear_sockets(nodes: &[Node]) -> Result<(), NodesError> {
                 return Ok(());
             }
             spot.allows(node.owner.0)?;
-            fs::remove_file(spot.path())
+            spot.remove_file()
         });
         match cleared {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -172,16 +170,12 @@ pub fn clear_sockets(nodes: &[Node]) -> Result<(), NodesError> {
     Ok(())
 }
 
-fn hand_over(node: &Node, made: &File) -> io::Result<()> {
-    let kind = match node.kind {
-        NodeKind::Folder => SFlag::S_IFDIR,
-        NodeKind::Fifo => SFlag::S_IFIFO,
-        NodeKind::Socket => SFlag::S_IFSOCK,
-    };
-    if !is_just_made(&made.metadata()?, kind) {
+fn hand_over(node: &Node, spot: &Spot, kind: SFlag) -> io::Result<()> {
+    let made = spot.open(File::options().read(true), O_PATH)?;
+    if !is_just_made(&made.metadata()?, kind, spot.user()) {
         return Err(io::ErrorKind::AlreadyExists.into());
     }
-    give(made, node.owner, node.mode)
+    give(&made, node.owner, node.mode)
 }
 
 /// Returns true if [`super::needed`] can have recorded this node.

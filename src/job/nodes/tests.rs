@@ -9,6 +9,7 @@ use nix::unistd::mkfifo;
 
 use super::super::files::Access;
 use super::*;
+use crate::safe_path::JobUsers;
 
 fn folder(path: &Path) -> Node {
     let (uid, gid) = (
@@ -103,8 +104,8 @@ fn missing_nodes_are_created_and_existing_ones_unchanged() {
     let deep = gone.join("deep");
     assert_eq!(names(&plan), [&gone, &deep, &deep.join("fifo")]);
     assert!(!gone.exists(), "a plan changes nothing");
-    remake(&plan).unwrap();
-    remake(&plan).unwrap();
+    remake(&plan, &JobUsers::default()).unwrap();
+    remake(&plan, &JobUsers::default()).unwrap();
     let mode = |path: &Path| fs::metadata(path).unwrap().mode();
     assert_eq!(mode(&there), mode_before);
     assert_eq!((mode(&gone), mode(&deep)), (0o042_750, 0o042_750));
@@ -166,7 +167,7 @@ fn creation_through_a_link_or_a_file_is_refused() {
         );
     }
     // The link is created between plan and execution.
-    let result = remake(&[folder(&path.join("link/new"))]);
+    let result = remake(&[folder(&path.join("link/new"))], &JobUsers::default());
     assert!(
         matches!(result, Err(NodesError::Obstructed { .. })),
         "{result:?}"

@@ -1,18 +1,16 @@
 //! Storage of data that a rollback truncates or overwrites.
 
 use std::fs::{self, File};
-use std::io::{self, Read, Seek, SeekFrom};
+use std::io;
 use std::ops::Range;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-
-use nix::errno::Errno;
-use nix::unistd::{Whence, lseek64};
 
 use super::error::{RewindError, system};
 use crate::job::files::OpenFile;
 use crate::known_errors::is_disk_full;
 use crate::safe_path::Spot;
+use crate::sparse_writer::copy_data;
 
 /// Data that was truncated or overwritten, and the file that it was saved in.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,17 +23,20 @@ pub struct CutAway {
     pub kept: PathBuf,
     /// Length of the job's file without the bytes.
     pub size: u64,
+    /// Device and inode of the job's file.
+    pub identity: (u64, u64),
 }
 
 impl CutAway {
-    /// Writes the bytes back. Returns false if another program has written to the file since.
+    /// Writes the bytes back. Returns false if another program has written to the file since, or replaced it.
     fn put_back(&self) -> io::Result<bool> {
-        let mut target = without_links(&self.path)?;
-        if target.metadata()?.size() != self.size {
+        let target = without_links(&self.path)?;
+        let now = target.metadata()?;
+        if (now.dev(), now.ino()) != self.identity || now.size() != self.size {
             return Ok(false);
         }
-        let mut kept = File::open(&self.kept)?;
-        copy_data(&mut kept, 0, self.bytes, &mut target, self.size)?;
+        let kept = File::open(&self.kept)?;
+        copy_data(&kept, 0..self.bytes, &target, self.size)?;
         target.sync_all()?;
         discard(&self.kept)?;
         Ok(true)
@@ -51,7 +52,7 @@ pub fn undo(cut: &[CutAway]) -> bool {
         match one.put_back() {
             Ok(true) => continue,
             Ok(false) => {
-                tracing::warn!(%path, %kept, "cannot write the file's saved end back: another program has written to the file since");
+                tracing::warn!(%path, %kept, "cannot write the file's saved end back: another program has written to the file since, or replaced it");
             }
             Err(error) => {
                 tracing::warn!(%path, %kept, "cannot write the file's saved end back: {error}");
@@ -85,11 +86,13 @@ pub(super) fn keep_cut(
     kept: PathBuf,
 ) -> Result<Option<CutAway>, RewindError> {
     let bytes = keep_end(&file.path, source, file.size, &kept)?;
+    let found = source.metadata().map_err(system("inspect", &file.path))?;
     Ok((bytes > 0).then(|| CutAway {
         path: file.path.clone(),
         bytes,
         kept,
         size: file.size,
+        identity: (found.dev(), found.ino()),
     }))
 }
 
@@ -133,39 +136,14 @@ pub(in crate::job) fn discard(kept: &Path) -> io::Result<()> {
 
 fn copy_to_new(source: &mut File, range: Range<u64>, folder: &Path, kept: &Path) -> io::Result<()> {
     fs::create_dir_all(folder)?;
-    let mut target = File::options()
+    let target = File::options()
         .write(true)
         .create(true)
         .truncate(true)
         .mode(0o600)
         .open(kept)?;
-    copy_data(source, range.start, range.end, &mut target, 0)?;
+    copy_data(source, range, &target, 0)?;
     target.sync_all()
-}
-
-/// Copies a range of `source` to offset `at`, the end of `target`. Holes are preserved.
-fn copy_data(source: &mut File, from: u64, end: u64, target: &mut File, at: u64) -> io::Result<()> {
-    target.set_len(at)?;
-    target.set_len(at + (end - from))?;
-    let seek = |source: &File, place: u64, whence| {
-        let place = i64::try_from(place).map_err(io::Error::other)?;
-        match lseek64(source, place, whence) {
-            Ok(found) => u64::try_from(found).map_err(io::Error::other),
-            // Only holes follow.
-            Err(Errno::ENXIO) => Ok(end),
-            Err(errno) => Err(errno.into()),
-        }
-    };
-    let mut place = from;
-    while place < end {
-        let data = seek(source, place, Whence::SeekData)?.min(end);
-        let hole = seek(source, data, Whence::SeekHole)?.min(end);
-        source.seek(SeekFrom::Start(data))?;
-        target.seek(SeekFrom::Start(at + (data - from)))?;
-        io::copy(&mut source.take(hole - data), target)?;
-        place = hole;
-    }
-    Ok(())
 }
 
 /// Opens a file without following links. Recorded paths contained no links, so an existing link leads elsewhere. A hard

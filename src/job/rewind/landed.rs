@@ -9,6 +9,7 @@ use std::fs::{self, Metadata};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 use nix::errno::Errno;
 use nix::sys::statfs::{OVERLAYFS_SUPER_MAGIC, statfs};
@@ -23,6 +24,9 @@ use crate::safe_path::{Spot, Way};
 
 /// Kernel file systems, in which no user creates names.
 const KERNEL_FOLDERS: [&str; 2] = ["/proc", "/sys"];
+
+/// The kernel's times of files are this much behind its clock at most, a tick of 10 ms.
+const TIMES_ARE_LATE: Duration = Duration::from_millis(20);
 
 /// Reasons why restored tasks must not run.
 #[derive(Debug, thiserror::Error)]
@@ -63,6 +67,12 @@ pub struct Expected {
     known: HashSet<PathBuf>,
     /// Device and inode of the files that another user can replace.
     watched: HashMap<PathBuf, (u64, u64)>,
+    /// Device and inode of all files of the image.
+    noted: HashSet<(u64, u64)>,
+    /// Users as which the job's processes act, other than root and this process's user.
+    others: Vec<u32>,
+    /// The time at which this was recorded.
+    since: SystemTime,
     /// ckpt-run's own folders.
     ours: Vec<PathBuf>,
     has_link: bool,
@@ -80,9 +90,13 @@ impl Expected {
         nodes: &[Node],
         ours: &[PathBuf],
     ) -> Result<Option<Self>, LandedError> {
+        let is_other = |user: &u32| ![0, geteuid().as_raw()].contains(user);
         let mut expected = Self {
             known: HashSet::new(),
             watched: HashMap::new(),
+            noted: HashSet::new(),
+            others: users.iter().copied().filter(is_other).collect(),
+            since: SystemTime::now() - TIMES_ARE_LATE,
             ours: ours.to_vec(),
             has_link: false,
         };
@@ -93,8 +107,7 @@ impl Expected {
         for (path, owner) in files.chain(nodes) {
             expected.add(path, owner, &mut ways)?;
         }
-        let is_other = |user: &u32| ![0, geteuid().as_raw()].contains(user);
-        let is_needed = !expected.watched.is_empty() || users.iter().any(is_other);
+        let is_needed = !expected.watched.is_empty() || !expected.others.is_empty();
         Ok(is_needed.then_some(expected))
     }
 
@@ -126,14 +139,17 @@ impl Expected {
         // CRIU reports missing files.
         let Some(way) = way else { return Ok(()) };
         self.has_link |= way.has_link();
-        if way.is_ours_to(Path::new(name)) {
-            return Ok(());
-        }
+        let is_ours = way.is_ours_to(Path::new(name));
         let found = match Spot::of(path).and_then(|spot| spot.metadata()) {
             Ok(found) => found,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(_) if is_ours => return Ok(()),
             Err(error) => return Err(LandedError::Inspect(path.to_owned(), error)),
         };
+        self.noted.insert(identity(&found));
+        if is_ours {
+            return Ok(());
+        }
         if found.is_symlink() {
             return Err(LandedError::Link(path.to_owned()));
         }
@@ -207,8 +223,14 @@ impl Expected {
     /// Checks the folder in which a socket's file was created.
     fn check_socket(&self, process: &Process, path: PathBuf) -> Result<(), LandedError> {
         let is_right = path.parent().is_none_or(|folder| {
+            let is_same = match self.watched.get(folder) {
+                Some(wanted) => {
+                    fs::symlink_metadata(folder).is_ok_and(|now| *wanted == identity(&now))
+                }
+                None => self.known.contains(folder),
+            };
             folder.parent().is_none()
-                || self.known.contains(folder)
+                || is_same
                 || self.ours.iter().any(|ours| path.starts_with(ours))
         });
         if is_right {
@@ -241,7 +263,6 @@ impl Expected {
         let is_ours = |folder: &PathBuf| path.starts_with(folder);
         if !path.is_absolute()
             || path.parent().is_none()
-            || is_deleted(&path)
             || KERNEL_FOLDERS.iter().any(|own| path.starts_with(own))
             || self.ours.iter().any(is_ours)
         {
@@ -254,6 +275,7 @@ impl Expected {
         let found = fs::metadata(link);
         let found = found.map_err(|error| LandedError::Process(process.pid, error))?;
         let is_right = match wanted {
+            None if is_deleted(&path) => self.is_right_without_name(&path, &found),
             Some(wanted) => *wanted == identity(&found) || is_of_layer(link, &path, &found),
             // Devices and sockets have no content and are not among the image's paths.
             None => !(found.is_file() || found.is_dir() || found.file_type().is_fifo()),
@@ -265,6 +287,24 @@ impl Expected {
             pid: process.pid,
             path,
         })
+    }
+
+    /// Returns true for a file that can be the job's although its name was removed: CRIU has just created it, it is a
+    /// user's of the job, or it had another name. A user may have put another file there and removed its name, or given it
+    /// a name with the kernel's mark.
+    fn is_right_without_name(&self, path: &Path, found: &Metadata) -> bool {
+        // Memory without a file has such names in the root folder.
+        let is_memory = path
+            .parent()
+            .is_some_and(|folder| folder.parent().is_none());
+        let is_new = match found.created() {
+            Ok(created) => created >= self.since,
+            Err(_) => self.others.is_empty(),
+        };
+        is_memory
+            || is_new
+            || self.others.contains(&found.uid())
+            || self.noted.contains(&identity(found))
     }
 }
 
@@ -341,6 +381,9 @@ mod tests {
             let mut other = Expected {
                 known: expected.known.clone(),
                 watched: HashMap::new(),
+                noted: HashSet::new(),
+                others: Vec::new(),
+                since: SystemTime::now(),
                 ours: Vec::new(),
                 has_link: false,
             };
@@ -351,6 +394,13 @@ mod tests {
             other.known.remove(path);
             let stray = other.check(processes).unwrap_err();
             assert!(stray.to_string().contains("file"), "{stray}");
+            fs::rename(path, path.with_file_name("file (deleted)")).unwrap();
+            other.check(processes).unwrap_err();
+            other.noted = expected.noted.clone();
+            other.check(processes).unwrap();
+            other.noted.clear();
+            other.since = SystemTime::UNIX_EPOCH;
+            other.check(processes).unwrap();
         });
     }
 

@@ -18,8 +18,8 @@ use crate::run::program::ProgramError;
 use crate::run::run_state::RunState;
 use crate::run::running_job::Job;
 use crate::sandbox::{
-    self, Hidden, Isolation, JobPids, Network, NetworkError, Sandbox, SandboxError, SpawnError,
-    Visibility, find_pasta, privilege_missing,
+    self, Hidden, Isolation, JobPids, Keyring, Network, NetworkError, Sandbox, SandboxError,
+    SpawnError, Visibility, find_pasta, privilege_missing,
 };
 use crate::supervisor::decide::event::Event;
 use crate::supervisor::error::{RunError, system};
@@ -159,9 +159,15 @@ impl Effects {
         if let Some(user) = &self.context.user {
             environment::set_user(&mut environment, user);
         }
+        // Keys of root's are not for another user.
+        let keyring = match self.context.user {
+            Some(_) => Keyring::New,
+            None => Keyring::Inherited,
+        };
         let sandbox = Sandbox::start(
             &self.context.program,
             isolation,
+            keyring,
             &environment,
             move |news| {
                 // The loop ends with the run only.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use ckpt_run::sandbox::{Ended, Event, Hidden, Isolation, Network, Sandbox, ToolCommand};
+use ckpt_run::sandbox::{Ended, Event, Hidden, Isolation, Keyring, Network, Sandbox, ToolCommand};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -30,9 +30,15 @@ fn start(isolation: Isolation, end: &str) -> Started {
     let (tell, events) = channel();
     let environment = [("PATH".into(), std::env::var_os("PATH").unwrap())];
     let program = Path::new(program());
-    let sandbox = Sandbox::start(program, isolation, &environment, move |event| {
-        let _ = tell.send(event);
-    })
+    let sandbox = Sandbox::start(
+        program,
+        isolation,
+        Keyring::Inherited,
+        &environment,
+        move |event| {
+            let _ = tell.send(event);
+        },
+    )
     .unwrap();
     let (stdin, writer) = pipe().unwrap();
     let null = || {
