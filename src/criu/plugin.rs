@@ -87,10 +87,15 @@ pub fn plugin_calls(
     (!list.is_empty()).then(|| (name(variables::CALLS), list.join(";").into()))
 }
 
-/// Returns the variable with exit codes of processes that had ended at the dump, by pids as seen by CRIU, if there are any.
+/// Returns the variable with exit codes of processes that had ended at the dump, or with the signals that had killed them
+/// (true), by pids as seen by CRIU, if there are any.
 #[must_use]
-pub fn plugin_ends(codes: impl Iterator<Item = (i32, u8)>) -> Option<PluginVariable> {
-    let list: Vec<String> = codes.map(|(pid, code)| format!("{pid} {code}")).collect();
+pub fn plugin_ends(codes: impl Iterator<Item = (i32, u8, bool)>) -> Option<PluginVariable> {
+    let entry = |(pid, code, by_signal): (i32, u8, bool)| {
+        let added = if by_signal { variables::BY_SIGNAL } else { 0 };
+        format!("{pid} {}", u16::from(code) + added)
+    };
+    let list: Vec<String> = codes.map(entry).collect();
     (!list.is_empty()).then(|| (name(variables::EXIT_CODES), list.join(";").into()))
 }
 

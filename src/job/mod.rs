@@ -30,7 +30,8 @@ mod tree;
 pub use account::{MemoryUse, ProcessAccount, account};
 pub use activity::cpu_time;
 pub use attributes::{
-    MappedLock, ThreadAttributes, give_back_attributes, mapped_locks, record_attributes,
+    HungUp, MappedLock, ThreadAttributes, give_back_attributes, hang_up_terminals,
+    hung_up_terminals, mapped_locks, record_attributes,
 };
 pub use descriptors::Descriptors;
 pub use devices::{Holder, holders, majors};
@@ -58,7 +59,7 @@ pub use sockets::{
 };
 pub use stacks::write_stacks;
 pub use terminal::{CallersTerminal, Key, Pty, TerminalDevice, window};
-pub use timers::{Timer, TimersError, arm_timers, rung_timers};
+pub use timers::{Timer, TimersError, arm_timers, disarm_timers, record_timers};
 pub use transparent_huge_pages::make_huge_pages;
 pub use tree::{
     Process, TreeError, child_with_pid, died_under_trace, first_stopped, is_alive, is_doomed,

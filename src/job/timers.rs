@@ -1,24 +1,21 @@
-#![allow(
-    unsafe_code,
-    reason = "a descriptor of another process, an ioctl that nix does not have"
-)]
-//! Periodic timers (`timerfd`) with unread expirations at a snapshot.
+#![allow(unsafe_code, reason = "an ioctl that nix does not have")]
+//! Timers (`timerfd`) that CRIU (4.2) does not restore as they were.
 //!
-//! The kernel stops such a timer until its owner reads it, and reports no time left. CRIU (4.2) treats it as disarmed,
-//! and it would never expire again after a restore. Therefore these timers are recorded and armed again after a
-//! restore.
+//! - Periodic timers with unread expirations at a snapshot: the kernel stops such a timer until its owner reads it, and
+//!   reports no time left. CRIU treats it as disarmed, and it would never expire again. It is armed again after a restore.
+//! - Idle timers that were last set to an absolute time: CRIU adds the present time to the time left, zero, so that they
+//!   expire at once. They are disarmed before the restored processes run.
 
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, IntoRawFd};
 
-use nix::errno::Errno;
-use nix::libc;
 use nix::sys::time::TimeSpec;
 use nix::sys::timerfd::{Expiration, TimerFd, TimerSetTimeFlags};
 use serde::{Deserialize, Serialize};
 
 use super::descriptors::Descriptors;
+use super::nodes::Borrower;
 use super::tree::Process;
 use crate::checked;
 
@@ -27,7 +24,7 @@ nix::ioctl_write_ptr!(
     set_ticks, b'T', 0, u64
 );
 
-/// A timer with unread expirations.
+/// A timer that CRIU does not restore as it was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Timer {
     /// Pid as the job sees it.
@@ -36,14 +33,17 @@ pub struct Timer {
     /// The timer's descriptor in that process.
     #[serde(deserialize_with = "checked::descriptor")]
     pub descriptor: i32,
+    /// Unread expirations of an idle timer; `None` if the timer is periodic and has unread ones.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub idle: Option<u64>,
 }
 
 /// Reasons why a timer could not be armed again.
 #[derive(Debug, thiserror::Error)]
 pub enum TimersError {
-    /// A restored timer is stopped and cannot be armed.
-    #[error("cannot start timer {descriptor} of process {pid} again")]
-    Arm {
+    /// A restored timer cannot be armed or disarmed.
+    #[error("cannot set timer {descriptor} of process {pid} as it was")]
+    Set {
         /// Pid as the host sees it.
         pid: i32,
         /// The timer's descriptor in that process.
@@ -54,17 +54,22 @@ pub enum TimersError {
     },
 }
 
-/// Lists the periodic timers of frozen processes with unread expirations.
+/// Lists these timers of frozen processes.
 #[must_use]
-pub fn rung_timers(open: &[Descriptors]) -> Vec<Timer> {
+pub fn record_timers(open: &[Descriptors]) -> Vec<Timer> {
     let mut found = Vec::new();
     for Descriptors { process, all } in open {
         for descriptor in all.iter().filter(|one| one.is_kernels("timerfd")) {
             let text = descriptor.present_info().unwrap_or_default();
-            if State::parse(&text).is_some_and(|state| state.stopped() && state.ticks > 0) {
+            let Some(state) = State::parse(&text) else {
+                continue;
+            };
+            let has_rung = state.stopped() && state.ticks > 0;
+            if has_rung || state.is_idle_after_absolute() {
                 found.push(Timer {
                     pid: process.pid,
                     descriptor: descriptor.number,
+                    idle: (!has_rung).then_some(state.ticks),
                 });
             }
         }
@@ -72,15 +77,35 @@ pub fn rung_timers(open: &[Descriptors]) -> Vec<Timer> {
     found
 }
 
-/// Arms these timers again in the restored `processes`. They next expire after one period.
+/// Arms the periodic timers again in the restored `processes`. They next expire after one period.
 ///
 /// # Errors
 /// The first timer that cannot be armed.
 pub fn arm_timers(timers: &[Timer], processes: &[Process]) -> Result<(), TimersError> {
+    let rung = timers.iter().filter(|timer| timer.idle.is_none());
+    set(rung, processes, |pid, timer| arm(pid, timer.descriptor))
+}
+
+/// Disarms the idle timers in the restored `processes`, which do not run yet.
+///
+/// # Errors
+/// The first timer that cannot be disarmed.
+pub fn disarm_timers(timers: &[Timer], processes: &[Process]) -> Result<(), TimersError> {
+    set(timers.iter(), processes, |pid, timer| match timer.idle {
+        Some(ticks) => disarm(pid, timer.descriptor, ticks),
+        None => Ok(()),
+    })
+}
+
+fn set<'a>(
+    timers: impl Iterator<Item = &'a Timer>,
+    processes: &[Process],
+    action: impl Fn(i32, &Timer) -> io::Result<()>,
+) -> Result<(), TimersError> {
     for timer in timers {
         for process in processes.iter().filter(|process| process.pid == timer.pid) {
             let (pid, descriptor) = (process.host_pid, timer.descriptor);
-            arm(pid, descriptor).map_err(|source| TimersError::Arm {
+            action(pid, timer).map_err(|source| TimersError::Set {
                 pid,
                 descriptor,
                 source,
@@ -90,15 +115,24 @@ pub fn arm_timers(timers: &[Timer], processes: &[Process]) -> Result<(), TimersE
     Ok(())
 }
 
+/// `TFD_TIMER_ABSTIME`.
+const ABSOLUTE: u32 = 1;
+
 /// The state of a timer in `/proc`; seconds and nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct State {
     ticks: u64,
     left: (i64, i64),
     period: (i64, i64),
+    is_absolute: bool,
 }
 
 impl State {
+    /// Returns true for a timer that is not armed and was last set to an absolute time, or disarmed in that way.
+    fn is_idle_after_absolute(&self) -> bool {
+        self.left == (0, 0) && self.period == (0, 0) && self.is_absolute
+    }
+
     fn stopped(&self) -> bool {
         self.left == (0, 0) && self.period != (0, 0)
     }
@@ -123,6 +157,7 @@ impl State {
             ticks: field("ticks:")?.parse().ok()?,
             left: pair("it_value:")?,
             period: pair("it_interval:")?,
+            is_absolute: u32::from_str_radix(field("settime flags:")?, 8).ok()? & ABSOLUTE != 0,
         })
     }
 }
@@ -138,33 +173,35 @@ fn arm(pid: i32, descriptor: i32) -> io::Result<()> {
     if !state.stopped() {
         return Ok(());
     }
-    let borrowed = borrow(pid, descriptor)?;
-    // SAFETY: this process alone owns the descriptor, and hands it over.
-    let timer = unsafe { TimerFd::from_raw_fd(borrowed.into_raw_fd()) };
+    let timer = borrow(pid, descriptor)?;
     let period = TimeSpec::new(state.period.0, state.period.1);
     timer.set(
         Expiration::IntervalDelayed(period, period),
         TimerSetTimeFlags::empty(),
     )?;
-    if state.ticks > 0 {
+    add_ticks(&timer, state.ticks)
+}
+
+fn disarm(pid: i32, descriptor: i32, ticks: u64) -> io::Result<()> {
+    let timer = borrow(pid, descriptor)?;
+    timer.unset()?;
+    add_ticks(&timer, ticks)
+}
+
+fn add_ticks(timer: &TimerFd, ticks: u64) -> io::Result<()> {
+    if ticks > 0 {
         // SAFETY: the kernel reads one u64 from a valid pointer.
-        unsafe { set_ticks(timer.as_fd().as_raw_fd(), &raw const state.ticks) }?;
+        unsafe { set_ticks(timer.as_fd().as_raw_fd(), &raw const ticks) }?;
     }
     Ok(())
 }
 
-/// Duplicates a descriptor of another process into this one (`pidfd_getfd`, Linux 5.6).
-fn borrow(pid: i32, descriptor: i32) -> io::Result<OwnedFd> {
-    // SAFETY: plain system call with integer arguments.
-    let process = own(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })?;
-    // SAFETY: as above.
-    own(unsafe { libc::syscall(libc::SYS_pidfd_getfd, process.as_raw_fd(), descriptor, 0) })
-}
-
-fn own(result: libc::c_long) -> io::Result<OwnedFd> {
-    let number = RawFd::try_from(Errno::result(result)?).map_err(io::Error::other)?;
-    // SAFETY: the kernel has just installed this descriptor for this process; it has no other owner.
-    Ok(unsafe { OwnedFd::from_raw_fd(number) })
+/// Duplicates a timer of another process into this one.
+fn borrow(pid: i32, descriptor: i32) -> io::Result<TimerFd> {
+    let borrowed = Borrower::new(pid).and_then(|process| process.borrow(descriptor));
+    let borrowed = borrowed.ok_or(io::ErrorKind::NotFound)?;
+    // SAFETY: this process alone owns the descriptor, and hands it over.
+    Ok(unsafe { TimerFd::from_raw_fd(borrowed.into_raw_fd()) })
 }
 
 #[cfg(test)]
@@ -178,8 +215,13 @@ mod tests {
         let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, TimerFlags::TFD_CLOEXEC).unwrap();
         let descriptor = timer.as_fd().as_raw_fd();
         let pid = i32::try_from(std::process::id()).unwrap();
-        let rung = || rung_timers(&[Descriptors::of(pid).unwrap()]);
-        let mine = Timer { pid, descriptor };
+        let rung = || record_timers(&[Descriptors::of(pid).unwrap()]);
+        let idle = None;
+        let mine = Timer {
+            pid,
+            descriptor,
+            idle,
+        };
         assert!(!rung().contains(&mine));
         let period = TimeSpec::new(0, 1_000_000);
         timer
@@ -188,6 +230,38 @@ mod tests {
         let mut watched = [PollFd::new(timer.as_fd(), PollFlags::POLLIN)];
         poll(&mut watched, PollTimeout::NONE).unwrap();
         assert!(rung().contains(&mine));
+    }
+
+    #[test]
+    fn an_idle_timer_is_recorded_after_an_absolute_time_and_disarmed() {
+        let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, TimerFlags::TFD_NONBLOCK).unwrap();
+        let descriptor = timer.as_fd().as_raw_fd();
+        let pid = i32::try_from(std::process::id()).unwrap();
+        let set = |flags| {
+            let past = Expiration::OneShot(TimeSpec::new(0, 1));
+            timer.set(past, flags).unwrap();
+            let mut watched = [PollFd::new(timer.as_fd(), PollFlags::POLLIN)];
+            poll(&mut watched, PollTimeout::NONE).unwrap();
+            let found = record_timers(&[Descriptors::of(pid).unwrap()]);
+            found.into_iter().find(|it| it.descriptor == descriptor)
+        };
+        assert_eq!(set(TimerSetTimeFlags::empty()), None, "a relative time");
+        let idle = set(TimerSetTimeFlags::TFD_TIMER_ABSTIME).unwrap();
+        assert_eq!(idle.idle, Some(1));
+        // As CRIU leaves it.
+        set(TimerSetTimeFlags::TFD_TIMER_ABSTIME);
+        let own = super::super::tree::describe(pid).unwrap();
+        disarm_timers(
+            &[Timer {
+                idle: Some(0),
+                ..idle
+            }],
+            &[own],
+        )
+        .unwrap();
+        assert_eq!(state(pid, descriptor).unwrap().ticks, 0);
+        disarm_timers(&[idle], &[own]).unwrap();
+        assert_eq!(state(pid, descriptor).unwrap().ticks, 1);
     }
 
     #[test]

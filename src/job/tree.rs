@@ -10,13 +10,16 @@ use procfs::process::{MMapPath, MemoryMaps, ProcState, Process as ProcessEntry, 
 
 /// Limit on the processes of one job; more are treated as a runaway fork.
 const PROCESSES_MAX: usize = 32_768;
-/// Signals that usually end processes, among those that kill a process without a handler.
-const DEADLY: [Signal; 5] = [
-    Signal::SIGHUP,
-    Signal::SIGINT,
-    Signal::SIGQUIT,
-    Signal::SIGKILL,
-    Signal::SIGTERM,
+/// Signals that do not end a process without a handler: the kernel ignores them, or they stop or continue it.
+const HARMLESS: [Signal; 8] = [
+    Signal::SIGCHLD,
+    Signal::SIGCONT,
+    Signal::SIGSTOP,
+    Signal::SIGTSTP,
+    Signal::SIGTTIN,
+    Signal::SIGTTOU,
+    Signal::SIGURG,
+    Signal::SIGWINCH,
 ];
 /// The kernel's name for the memory that CRIU's code is mapped from (compel, `CRIUMFD`).
 const CRIU_MAPPING: &str = "/memfd:CRIUMFD (deleted)";
@@ -93,8 +96,9 @@ pub fn is_doomed(pid: i32) -> bool {
     status(pid).is_ok_and(|status| {
         let sent = status.sigpnd | status.shdpnd;
         let held_off = status.sigblk | status.sigign | status.sigcgt;
-        let ends = |signal: &Signal| sent & !held_off & (1 << (*signal as u32 - 1)) != 0;
-        DEADLY.iter().any(ends)
+        let harmless = HARMLESS.iter().map(|signal| 1 << (*signal as u32 - 1));
+        let harmless = harmless.fold(0_u64, |all, one| all | one);
+        sent & !held_off & !harmless != 0
     })
 }
 

@@ -208,6 +208,12 @@ pub static CAUSES: &[Cause] = &[
         "start the program in the foreground, or with setsid",
     ),
     criu(
+        &["unsupported stop signal"],
+        "a process of the job was stopped because it is in the background and used its terminal (SIGTTIN, SIGTTOU), and CRIU \
+         cannot save such a stop",
+        "bring it to the foreground (`fg`), end it, or start it with other input (`< /dev/null`)",
+    ),
+    criu(
         &["netlink: The socket has data to read"],
         "the job has not read an answer of the kernel (netlink)",
         "wait: a snapshot works once the job has read it",

@@ -75,6 +75,10 @@ const LINES: &[(&str, &str)] = &[
         "no path leads to",
     ),
     (
+        "(00.02) Error (criu/seize.c:720): SEIZE 8800: unsupported stop signal 21",
+        "background",
+    ),
+    (
         "(00.02) Error (criu/pstree.c:801): Can't find a session leader for 16",
         "session whose leader",
     ),

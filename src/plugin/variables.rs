@@ -32,6 +32,8 @@ pub const CALLS: &CStr = c"CKPT_RUN_PLUGIN_CALLS";
 /// Pids and exit codes of processes that had ended at the dump, in decimal: `PID CODE;PID CODE`. Those of which CRIU keeps
 /// all bits may be missing.
 pub const EXIT_CODES: &CStr = c"CKPT_RUN_PLUGIN_EXIT_CODES";
+/// Number that is added to a signal in that list.
+pub const BY_SIGNAL: u16 = 256;
 /// Descriptor of the file in memory with the state that CRIU omits, in decimal. Set at a dump, and at a restore if there is
 /// any such state.
 pub const OMITTED: &CStr = c"CKPT_RUN_PLUGIN_OMITTED";

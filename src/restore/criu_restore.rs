@@ -360,7 +360,8 @@ impl Failure {
 
 /// Returns the variables with system calls that only the restored threads themselves can make, and with exit codes.
 fn own_calls(facts: &ImageFacts) -> impl Iterator<Item = (OsString, OsString)> {
-    let ended = facts.exit_codes.iter().map(|ended| (ended.pid, ended.code));
+    let ended = facts.exit_codes.iter();
+    let ended = ended.map(|ended| (ended.pid, ended.code, ended.by_signal));
     let own = facts
         .attributes
         .iter()

@@ -89,7 +89,9 @@ impl<'a> Landing<'a> {
             .map_err(RewindError::from)?;
         let attributes = job::give_back_attributes(&self.facts.attributes, &processes);
         let options = job::give_back_socket_options(&self.facts.socket_options, &processes);
-        for lost in attributes.into_iter().chain(options) {
+        let terminals = job::hang_up_terminals(&self.facts.hung_up, &processes);
+        job::disarm_timers(&self.facts.timers, &processes)?;
+        for lost in attributes.into_iter().chain(options).chain(terminals) {
             tracing::warn!("the job differs from the snapshot: {lost}");
         }
         let stopped = self.facts.cuda.iter().flat_map(|cuda| &cuda.standing);

@@ -14,7 +14,7 @@ use crate::checked;
 use crate::clock;
 use crate::files::Kept;
 use crate::job::{
-    ExitCode, MovedSocket, Node, OpenFile, ProcessAccount, SocketOptions, Sockets,
+    ExitCode, HungUp, MovedSocket, Node, OpenFile, ProcessAccount, SocketOptions, Sockets,
     ThreadAttributes, Timer,
 };
 use crate::path_text::{self, CommandLine};
@@ -172,6 +172,9 @@ pub struct ImageFacts {
     pub socket_options: Vec<SocketOptions>,
     /// The job's timers that a restore starts again.
     pub timers: Vec<Timer>,
+    /// Terminals that the job has created, and whose programs have ended.
+    #[serde(default)]
+    pub hung_up: Vec<HungUp>,
     /// Exit codes that CRIU does not restore; empty in images made before they were recorded.
     #[serde(default)]
     pub exit_codes: Vec<ExitCode>,

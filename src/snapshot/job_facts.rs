@@ -67,6 +67,7 @@ pub(crate) struct Recorded {
     sockets: job::Sockets,
     socket_options: Vec<job::SocketOptions>,
     timers: Vec<job::Timer>,
+    hung_up: Vec<job::HungUp>,
     huge_pages: bool,
     clocks: Option<Clocks>,
     attributes: Vec<job::ThreadAttributes>,
@@ -96,7 +97,8 @@ impl Recorded {
             users: job::users(&pids),
             groups: job::groups(&pids),
             // A timer may expire while the job is frozen, after CRIU has read it.
-            timers: job::rung_timers(&opened.descriptors),
+            timers: job::record_timers(&opened.descriptors),
+            hung_up: job::hung_up_terminals(&opened.descriptors),
             socket_options: job::record_socket_options(&opened.descriptors),
             opened,
             sockets,
@@ -175,6 +177,7 @@ impl Recorded {
             sockets: self.sockets,
             socket_options: self.socket_options,
             timers: self.timers,
+            hung_up: self.hung_up,
             attributes: self.attributes,
             exit_codes: self.exit_codes,
         }

@@ -1,5 +1,8 @@
-//! Ends of processes that CRIU (4.2) restores differently: it keeps seven bits of the exit code of a process that was not
-//! waited for (the plugin restores all), and each restored process tells its parent of its end by SIGCHLD.
+//! Ends of processes that CRIU (4.2) restores differently:
+//! - It keeps seven bits of the exit code of a process that was not waited for, and none of the real-time signals that kill
+//!   one. The plugin restores both.
+//! - Each restored process tells its parent of its end by SIGCHLD.
+//! - A stopped process to which a deadly signal was sent ends at the restore, and not when it continues.
 
 use nix::sys::signal::Signal;
 use procfs::process::Stat;
@@ -7,31 +10,38 @@ use serde::{Deserialize, Serialize};
 
 use super::{Finding, Obstacle};
 use crate::checked;
-use crate::job::tree::{Process, stat};
+use crate::job::tree::{Process, is_doomed, stat};
 
 /// Smallest exit code of which CRIU loses a bit.
 const EXIT_CODE_MIN: i32 = 128;
+/// Bits of a wait status with the signal that ended a process, and the smallest one of these that CRIU does not know.
+const SIGNAL_BITS: i32 = 0x7f;
+const SIGNAL_MIN: i32 = 32;
 /// Limit on such exit codes: the kernel limits a variable to 128 KiB, and each takes up to 12 bytes in the plugin's.
 const EXIT_CODES_MAX: usize = 8192;
 
-/// The exit code of a process that has ended and was not waited for.
+/// The way in which a process that was not waited for has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExitCode {
     /// Pid as the job sees it.
     #[serde(deserialize_with = "checked::pid")]
     pub pid: i32,
-    /// The exit code.
+    /// The exit code, or the signal.
     pub code: u8,
+    /// True if a signal has ended the process.
+    #[serde(default)]
+    pub by_signal: bool,
 }
 
-/// Returns the exit codes that CRIU does not restore.
+/// Returns the exit codes and signals that CRIU does not restore.
 #[must_use]
 pub fn exit_codes(processes: &[Process]) -> Vec<ExitCode> {
     let ended = |process: &Process| {
-        let code = lost_code(&stat(process.host_pid).ok()?)?;
+        let (code, by_signal) = lost_code(&stat(process.host_pid).ok()?)?;
         Some(ExitCode {
             pid: process.pid,
             code,
+            by_signal,
         })
     };
     processes.iter().filter_map(ended).collect()
@@ -44,6 +54,8 @@ pub(super) fn find(processes: &[(Process, Stat)]) -> Option<Obstacle> {
         codes += usize::from(lost_code(stat).is_some());
         let finding = if codes > EXIT_CODES_MAX {
             Finding::ExitCodes(EXIT_CODES_MAX)
+        } else if stat.state == 'T' && is_doomed(process.host_pid) {
+            Finding::Doomed
         } else {
             Finding::ExitSignal(other_signal(stat)?)
         };
@@ -51,9 +63,17 @@ pub(super) fn find(processes: &[(Process, Stat)]) -> Option<Obstacle> {
     })
 }
 
-fn lost_code(stat: &Stat) -> Option<u8> {
-    let code = stat.exit_code.filter(|_| stat.state == 'Z')? >> 8;
-    u8::try_from(code).ok().filter(|_| code >= EXIT_CODE_MIN)
+/// Returns the exit code, or the signal (true), of a process that has ended, if CRIU loses a bit of it.
+fn lost_code(stat: &Stat) -> Option<(u8, bool)> {
+    let status = stat.exit_code.filter(|_| stat.state == 'Z')?;
+    let (code, signal) = (status >> 8, status & SIGNAL_BITS);
+    let (number, by_signal) = if signal == 0 {
+        (code, false)
+    } else {
+        (signal, true)
+    };
+    let is_lost = code >= EXIT_CODE_MIN || signal >= SIGNAL_MIN;
+    Some((u8::try_from(number).ok().filter(|_| is_lost)?, by_signal))
 }
 
 /// Returns the signal of a process that lives, if it is another one.
@@ -76,6 +96,7 @@ mod tests {
             ("exit 128", Some(128)),
             ("exit 255", Some(255)),
             ("kill -KILL $$", None),
+            ("kill -40 $$", Some(40)),
         ] {
             let mut child = Command::new("sh").args(["-c", script]).spawn().unwrap();
             let process = describe(i32::try_from(child.id()).unwrap()).unwrap();

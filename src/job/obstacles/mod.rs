@@ -15,6 +15,7 @@ mod namespaces;
 mod obstacle;
 mod proc_files;
 mod removed;
+mod reopened;
 mod search;
 mod sessions;
 mod strays;

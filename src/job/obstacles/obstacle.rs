@@ -64,6 +64,9 @@ impl Obstacle {
             | Finding::SignalsThread(_)
             | Finding::MovedSocket(_)
             | Finding::LostSocket(_)
+            | Finding::Doomed
+            | Finding::PathOfProgram(_)
+            | Finding::PressureTrigger(_)
             | Finding::Closed
             | Finding::AsksForFiles
             | Finding::DescriptorNumber { .. }
@@ -228,6 +231,24 @@ pub enum Finding {
          the process (F_OWNER_PID) or the first thread"
     )]
     SignalsThread(i32),
+    /// The process is stopped, and a signal that ends it was sent to it.
+    #[error(
+        "is stopped, and was sent a signal that ends it when it continues, which CRIU would deliver at a restore; let it \
+         continue (SIGCONT, `fg`)"
+    )]
+    Doomed,
+    /// A descriptor holds the program of a process without access to its content.
+    #[error(
+        "has descriptor {0} on the program that a process of the job runs, opened with O_PATH, so that CRIU cannot restore that \
+         process; let it close the descriptor, or open the file for reading"
+    )]
+    PathOfProgram(i32),
+    /// A descriptor waits for pressure on the machine.
+    #[error(
+        "waits for pressure on processors, memory or disks (a trigger in /proc/pressure or a control group, descriptor {0}), which \
+         CRIU does not restore; let it close the descriptor before snapshots"
+    )]
+    PressureTrigger(i32),
     /// The process lets no other program of its user look at it.
     #[error(
         "lets no other program of its user inspect it (PR_SET_DUMPABLE, as ssh-agent does, or a program that the user may \

@@ -9,7 +9,7 @@
 use super::obstacle::Obstacle;
 use super::{
     covered, descriptor_numbers, ends, first_threads, hugetlb, leases, mappings, namespaces,
-    proc_files, removed, sessions, strays, terminals, watches,
+    proc_files, removed, reopened, sessions, strays, terminals, watches,
 };
 use crate::job::descriptors::Descriptors;
 use crate::job::sockets;
@@ -54,6 +54,7 @@ pub fn find_obstacle(
         When::Ahead => found
             .or_else(|| first_threads::find(processes))
             .or_else(|| covered::find(processes, open))
+            .or_else(|| reopened::find(open))
             .or_else(|| hugetlb::find(processes))
             .or_else(|| mappings::find(processes))
             .or_else(|| descriptor_numbers::find(open))

@@ -51,6 +51,46 @@ signal.setitimer(signal.ITIMER_PROF, 0)
 }
 
 #[apply(as_root_and_user)]
+fn idle_timers_stay_idle() {
+    survives(
+        r#"
+class Spec(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_long) for name in ("every_s", "every_ns", "first_s", "first_ns")]
+ABSOLUTE, NONBLOCK = 1, 0o4000
+def timer(clock, first_ns):
+    fd = check(libc.timerfd_create(clock, NONBLOCK))
+    check(libc.timerfd_settime(fd, ABSOLUTE, ctypes.byref(Spec(0, 0, 0, first_ns)), None))
+    return fd
+clocks = (time.CLOCK_REALTIME, time.CLOCK_MONOTONIC, time.CLOCK_BOOTTIME)
+idle, unread, read = ([timer(clock, first) for clock in clocks] for first in (0, 1, 1))
+until(lambda: len(select.select(unread + read, [], [], 0)[0]) == 6)
+for fd in read: os.read(fd, 8)
+def ticks(fd):
+    try: return os.read(fd, 8)
+    except BlockingIOError: return None
+for i in steps(): note(select.select(idle + read, [], [], 0)[0], len(select.select(unread, [], [], 0)[0]))
+note([ticks(fd) for fd in idle + unread + read])
+"#,
+    );
+}
+
+#[apply(as_root_and_user)]
+fn a_terminal_without_programs_reports_their_end() {
+    survives(
+        r#"
+end, other = os.openpty()
+used, left = os.openpty()
+os.close(other)
+poll = select.poll(); poll.register(end, select.POLLIN); poll.register(used, select.POLLIN)
+for i in steps(): note([(fd == end, event) for fd, event in poll.poll(0)])
+try: os.read(end, 1)
+except OSError as error: note(error.errno)
+os.write(left, b"text"); note(os.read(used, 10))
+"#,
+    );
+}
+
+#[apply(as_root_and_user)]
 fn alarm_set_before_the_snapshot_fires_after_the_restore() {
     survives(
         r"

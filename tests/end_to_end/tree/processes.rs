@@ -157,7 +157,11 @@ for i in steps():
 
 #[apply(as_root_and_user)]
 fn an_orphan_survives_a_second_restore() {
-    let survival = Survival::begin(ORPHAN);
+    survives_twice(Survival::begin(ORPHAN));
+}
+
+/// Two crashes, with a snapshot of the restored job between them.
+fn survives_twice(survival: Survival) {
     let place = &survival.place;
     survival.run.crash();
     let restored = |times| {
@@ -174,19 +178,21 @@ fn an_orphan_survives_a_second_restore() {
 
 #[apply(as_root_and_user)]
 fn zombies_keep_their_exit_codes() {
-    survives(
+    let survival = Survival::begin(
         r"
 def ends(how):
     pid = os.fork()
     if pid == 0: how()
     return pid
 ended = [ends(lambda: os._exit(code)) for code in (7, 127, 128, 200, 255)]
-ended.append(ends(lambda: os.kill(os.getpid(), signal.SIGKILL)))
+ended += [ends(lambda: os.kill(os.getpid(), number)) for number in (signal.SIGKILL, signal.SIGRTMIN + 6)]
 for pid in ended: os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 for i in steps(): note(i)
 for pid in ended: note(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 ",
     );
+    // The second image is of processes that a restore has made.
+    survives_twice(survival);
 }
 
 #[apply(as_root_and_user)]

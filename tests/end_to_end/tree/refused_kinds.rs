@@ -413,6 +413,29 @@ hold(mapped.close)
     refused_until_it_lets_go(script, &["sealed memfd (F_SEAL_WRITE)", "privately"]);
 }
 
+#[apply(as_root_and_user)]
+fn a_path_of_a_running_program_is_named() {
+    let script = r#"
+path = os.open(f"/proc/{os.getpid()}/exe", os.O_PATH)
+hold(lambda: os.close(path))
+"#;
+    refused_until_it_lets_go(script, &["O_PATH", "open the file for reading"]);
+}
+
+#[apply(as_root_and_user)]
+fn a_stopped_process_with_a_deadly_signal_is_named() {
+    let script = r#"
+import signal
+child = subprocess.Popen(["sleep", "1000"])
+child.send_signal(signal.SIGSTOP); os.waitpid(child.pid, os.WUNTRACED)
+child.send_signal(signal.SIGUSR1)
+def let_go():
+    child.send_signal(signal.SIGCONT); assert child.wait() == -signal.SIGUSR1
+hold(let_go)
+"#;
+    refused_until_it_lets_go(script, &["when it continues", "SIGCONT"]);
+}
+
 #[apply(as_root)]
 fn a_watch_for_one_event_is_named() {
     let script = r#"

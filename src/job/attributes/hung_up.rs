@@ -1,0 +1,129 @@
+#![allow(unsafe_code, reason = "an ioctl that no library has")]
+//! Terminals that the job has created, and whose programs have all ended.
+//!
+//! The kernel tells the end of the last program to the creator: its reads fail (EIO), as `script` and pexpect expect. CRIU
+//! (4.2) opens only the creator's end again, which then waits for a program for ever. Before the restored processes run,
+//! the other end is opened and closed.
+
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+
+use nix::libc::{O_NOCTTY, O_RDWR, TIOCGPTPEER};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use serde::{Deserialize, Serialize};
+
+use crate::checked;
+use crate::job::descriptors::{Descriptor, Descriptors};
+use crate::job::nodes::Borrower;
+use crate::job::tree::Process;
+
+nix::ioctl_write_int_bad!(
+    /// Opens the other end of a terminal.
+    open_other_end,
+    TIOCGPTPEER
+);
+
+/// Creator's end of a terminal without programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HungUp {
+    /// Pid as the job sees it.
+    #[serde(deserialize_with = "checked::pid")]
+    pub pid: i32,
+    /// The descriptor in that process.
+    #[serde(deserialize_with = "checked::descriptor")]
+    pub descriptor: i32,
+}
+
+/// Lists the terminals of frozen processes whose programs have ended.
+#[must_use]
+pub fn hung_up_terminals(open: &[Descriptors]) -> Vec<HungUp> {
+    let mut found = Vec::new();
+    for Descriptors { process, all } in open {
+        let ends = all.iter().filter(|one| is_creators(one));
+        let hung_up = ends.filter(|one| {
+            let end = Borrower::new(process.host_pid).and_then(|it| it.borrow(one.number));
+            end.is_some_and(|end| has_hung_up(&end))
+        });
+        found.extend(hung_up.map(|one| HungUp {
+            pid: process.pid,
+            descriptor: one.number,
+        }));
+    }
+    found
+}
+
+/// Tells the ends of their programs to the creators in the restored `processes`. Returns a line for each failure.
+#[must_use]
+pub fn hang_up_terminals(recorded: &[HungUp], processes: &[Process]) -> Vec<String> {
+    let failed = |it: &&HungUp| {
+        let process = processes.iter().find(|process| process.pid == it.pid);
+        let borrower = process.and_then(|process| Borrower::new(process.host_pid));
+        // A process that has exited needs nothing.
+        let end = borrower.and_then(|process| process.borrow(it.descriptor));
+        end.is_some_and(|end| !hang_up(&end))
+    };
+    let line = |it: &HungUp| {
+        let HungUp { pid, descriptor } = it;
+        format!(
+            "process {pid} does not learn that the programs in its terminal (descriptor {descriptor}) have ended"
+        )
+    };
+    recorded.iter().filter(failed).map(line).collect()
+}
+
+fn hang_up(end: &OwnedFd) -> bool {
+    if has_hung_up(end) {
+        return true; // by another descriptor
+    }
+    // SAFETY: flags, without pointers.
+    let Ok(other) = (unsafe { open_other_end(end.as_raw_fd(), O_RDWR | O_NOCTTY) }) else {
+        return false;
+    };
+    // SAFETY: the kernel has just installed this descriptor for this process; it has no other owner.
+    drop(unsafe { OwnedFd::from_raw_fd(other) });
+    has_hung_up(end)
+}
+
+fn has_hung_up(end: &OwnedFd) -> bool {
+    let mut asked = [PollFd::new(end.as_fd(), PollFlags::empty())];
+    poll(&mut asked, PollTimeout::ZERO).is_ok()
+        && asked[0]
+            .revents()
+            .is_some_and(|events| events.contains(PollFlags::POLLHUP))
+}
+
+/// Returns true for the creator's end of a terminal.
+fn is_creators(descriptor: &Descriptor) -> bool {
+    descriptor.target.ends_with("ptmx") && descriptor.target.starts_with("/dev")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job::tree::describe;
+    use nix::pty::openpty;
+
+    #[test]
+    fn a_terminal_hangs_up_once_its_other_end_was_closed() {
+        let pid = i32::try_from(std::process::id()).unwrap();
+        let pair = openpty(None, None).unwrap();
+        let descriptor = pair.master.as_raw_fd();
+        let own = describe(pid).unwrap();
+        let is_listed = || {
+            let found = hung_up_terminals(&[Descriptors::of(pid).unwrap()]);
+            found.contains(&HungUp { pid, descriptor })
+        };
+        assert!(!is_listed());
+        drop(pair.slave);
+        assert!(is_listed());
+        let new = nix::pty::posix_openpt(nix::fcntl::OFlag::O_RDWR).unwrap();
+        nix::pty::grantpt(&new).unwrap();
+        nix::pty::unlockpt(&new).unwrap();
+        let descriptor = new.as_raw_fd();
+        let recorded = [HungUp { pid, descriptor }];
+        assert!(!hung_up_terminals(&[Descriptors::of(pid).unwrap()]).contains(&recorded[0]));
+        for _ in 0..2 {
+            assert_eq!(hang_up_terminals(&recorded, &[own]), [""; 0]);
+            assert!(hung_up_terminals(&[Descriptors::of(pid).unwrap()]).contains(&recorded[0]));
+        }
+    }
+}
