@@ -222,9 +222,17 @@ where
 {
     fn put_back(&mut self, path: &Path, file: &KeptFile) -> io::Result<()> {
         (self.sources.before_step)()?;
+        let spot = Spot::of_job(path, file.owner.0, self.sources.users)?;
+        in_folder(&spot, || self.put_back_at(path, &spot, file))
+    }
+
+    fn put_back_at(&mut self, path: &Path, spot: &Spot, file: &KeptFile) -> io::Result<()> {
         let users = self.sources.users;
-        let spot = Spot::of_job(path, file.owner.0, users)?;
-        let now = spot.metadata().ok();
+        let now = match spot.metadata() {
+            Ok(now) => Some(now),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => return Err(error),
+        };
         let is_kind = now.as_ref().is_some_and(|now| match file.kind {
             Kind::File { .. } => now.is_file(),
             Kind::Folder => now.is_dir(),
@@ -244,10 +252,10 @@ where
             }
         }
         match &file.kind {
-            Kind::Folder => put_back_folder(&spot, file, is_kind),
-            Kind::Link { target } => put_back_link(&spot, file, target),
-            Kind::Pipe => put_back_special(&spot, file, SFlag::S_IFIFO, is_kind),
-            Kind::Socket => put_back_special(&spot, file, SFlag::S_IFSOCK, is_kind),
+            Kind::Folder => put_back_folder(spot, file, is_kind),
+            Kind::Link { target } => put_back_link(spot, file, target),
+            Kind::Pipe => put_back_special(spot, file, SFlag::S_IFIFO, is_kind),
+            Kind::Socket => put_back_special(spot, file, SFlag::S_IFSOCK, is_kind),
             Kind::File { size, content } => {
                 if let Some(first) = self.seen.get(&file.id())
                     && is_on_one_device(first, path)?
@@ -256,7 +264,7 @@ where
                 }
                 self.seen.insert(file.id(), path.to_owned());
                 let now = now.as_ref().filter(|_| is_kind);
-                self.put_back_file(path, &spot, (file, *size, content), now)
+                self.put_back_file(path, spot, (file, *size, content), now)
             }
         }
     }
@@ -295,7 +303,7 @@ where
             // The name is another name of the file itself.
             set_aside(path, self.created, users)?;
             spot.allows(file.owner.0)?;
-            in_folder(spot, || fs::hard_link(held, spot.path()))?;
+            fs::hard_link(held, spot.path())?;
         }
         let mut options = File::options();
         options.read(true).write(true).mode(0o600);

@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn an_idle_timer_is_recorded_after_an_absolute_time_and_disarmed() {
+    fn an_idle_timer_is_disarmed_again() {
         let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, TimerFlags::TFD_NONBLOCK).unwrap();
         let descriptor = timer.as_fd().as_raw_fd();
         let pid = i32::try_from(std::process::id()).unwrap();

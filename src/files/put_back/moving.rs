@@ -19,13 +19,14 @@ pub(super) fn present(path: &Path, users: &JobUsers) -> io::Result<Option<(Spot,
         matches!(error.kind(), NotFound | NotADirectory)
     };
     // Which user acts depends on it, not what is done.
-    let owner = match Spot::of(path).and_then(|spot| spot.metadata()) {
+    let metadata = |spot: &Spot| in_folder(spot, || spot.metadata());
+    let owner = match Spot::of(path).and_then(|spot| metadata(&spot)) {
         Ok(found) => found.uid(),
         Err(error) if is_missing(&error) => return Ok(None),
         Err(error) => return Err(error),
     };
     let spot = Spot::of_job(path, owner, users)?;
-    match spot.metadata() {
+    match metadata(&spot) {
         Ok(found) => Ok(Some((spot, found))),
         Err(error) if is_missing(&error) => Ok(None),
         Err(error) => Err(error),
@@ -70,7 +71,7 @@ pub(super) fn set_aside(path: &Path, aside: &Path, users: &JobUsers) -> io::Resu
                 copy_data(&source, 0..found.size(), &target, 0)?;
                 target.sync_all()?;
             } else if found.is_symlink() {
-                symlink(fs::read_link(spot.path())?, &to)?;
+                symlink(in_folder(&spot, || fs::read_link(spot.path()))?, &to)?;
             }
             in_folder(&spot, || spot.remove_file())
         }
@@ -102,11 +103,12 @@ pub(super) fn link(
 ) -> io::Result<()> {
     let source = Spot::of_job(first, owner, users)?;
     let target = Spot::of_job(path, owner, users)?;
-    let found = source.metadata()?;
+    let found = in_folder(&source, || source.metadata())?;
     if found.uid() != owner {
         return Err(is_of_others());
     }
-    if target.metadata().is_ok_and(|now| now.ino() == found.ino()) {
+    let now = in_folder(&target, || target.metadata());
+    if now.is_ok_and(|now| now.ino() == found.ino()) {
         return Ok(());
     }
     set_aside(path, created, users)?;

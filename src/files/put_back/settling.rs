@@ -12,13 +12,13 @@ use nix::sys::time::TimeSpec;
 
 use super::super::attributes;
 use super::super::file_set::KeptFile;
-use super::moving::{in_folder, is_of_others};
+use super::moving::is_of_others;
 use crate::safe_path::{Spot, give, is_just_made, is_of_kind, link_to};
 
 /// Makes a folder, if it is not there, and sets its owner, mode and attributes.
 pub(super) fn put_back_folder(spot: &Spot, file: &KeptFile, is_there: bool) -> io::Result<()> {
     if !is_there {
-        in_folder(spot, || spot.make_folder())?;
+        spot.make_folder()?;
     }
     let folder = spot.open_as_owner(File::options().read(true), O_DIRECTORY)?;
     settle_new(spot, &folder, file, (SFlag::S_IFDIR, is_there))
@@ -32,7 +32,7 @@ pub(super) fn put_back_special(
     is_there: bool,
 ) -> io::Result<()> {
     if !is_there {
-        in_folder(spot, || spot.make_special(kind))?;
+        spot.make_special(kind)?;
     }
     let opened = spot.open(File::options().read(true), O_PATH)?;
     settle_new(spot, &opened, file, (kind, is_there))?;
@@ -45,7 +45,7 @@ pub(super) fn put_back_link(
     file: &KeptFile,
     target: &std::path::Path,
 ) -> io::Result<()> {
-    in_folder(spot, || spot.make_link(target))?;
+    spot.make_link(target)?;
     let link = spot.open(File::options().read(true), O_PATH)?;
     if !is_just_made(&link.metadata()?, SFlag::S_IFLNK, spot.user()) {
         return Err(is_of_others());

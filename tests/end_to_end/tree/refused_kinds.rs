@@ -453,10 +453,14 @@ hold(lambda: os.close(watches))
 fn a_segment_in_two_mappings_is_named() {
     let script = r"
 import ctypes
-c = ctypes.CDLL(None); c.shmat.restype = ctypes.c_void_p
+c = ctypes.CDLL(None); c.mmap.restype = c.shmat.restype = ctypes.c_void_p
+at = ctypes.c_void_p
+NO_ACCESS, PRIVATE_ANONYMOUS = 0, 0x22
+room = c.mmap(None, 16384, NO_ACCESS, PRIVATE_ANONYMOUS, -1, 0)
+c.munmap(at(room), 16384)
 segment = c.shmget(0, 8192, 0o1600)
-first, second = c.shmat(segment, None, 0), c.shmat(segment, None, 0)
-hold(lambda: c.shmdt(ctypes.c_void_p(second)))
+assert [c.shmat(segment, at(room + offset), 0) for offset in (0, 8192)] == [room, room + 8192]
+hold(lambda: c.shmdt(at(room)))
 ";
     refused_until_it_lets_go(script, &["System V segment", "run ckpt-run as root"]);
 }
