@@ -8,6 +8,8 @@ use std::io;
 
 pub use table::CAUSES;
 
+#[cfg(test)]
+mod examples;
 mod table;
 #[cfg(test)]
 mod tests;

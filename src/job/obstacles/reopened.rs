@@ -47,3 +47,25 @@ fn is_of_pressure(descriptor: &Descriptor) -> bool {
         || descriptor.target.starts_with("/sys/fs/cgroup")
             && name.is_some_and(|name| name.ends_with(".pressure"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+    use std::os::fd::AsRawFd;
+    use std::os::unix::fs::OpenOptionsExt;
+
+    #[test]
+    fn a_path_of_the_own_program_is_found() {
+        let pid = i32::try_from(std::process::id()).unwrap();
+        let program = std::env::current_exe().unwrap();
+        let found = || find(&[Descriptors::of(pid).unwrap()]).map(|found| found.finding);
+        let read = File::open(&program).unwrap();
+        assert_eq!(found(), None);
+        let mut options = File::options();
+        let options = options.read(true).custom_flags(nix::libc::O_PATH);
+        let path = options.open(&program).unwrap();
+        assert_eq!(found(), Some(Finding::PathOfProgram(path.as_raw_fd())));
+        drop((read, path));
+    }
+}
