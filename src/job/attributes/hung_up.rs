@@ -7,7 +7,7 @@
 
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
-use nix::libc::{O_NOCTTY, O_RDWR, TIOCGPTPEER};
+use nix::libc::{O_CLOEXEC, O_NOCTTY, O_RDWR, TIOCGPTPEER};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::{Deserialize, Serialize};
 
@@ -21,6 +21,10 @@ nix::ioctl_write_int_bad!(
     open_other_end,
     TIOCGPTPEER
 );
+
+/// Limit on the time until a closed end is closed: a process that another thread has just forked has it, too, until it
+/// executes its program.
+const CLOSING_MS: u16 = 2000;
 
 /// Creator's end of a terminal without programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,7 +45,7 @@ pub fn hung_up_terminals(open: &[Descriptors]) -> Vec<HungUp> {
         let ends = all.iter().filter(|one| is_creators(one));
         let hung_up = ends.filter(|one| {
             let end = Borrower::new(process.host_pid).and_then(|it| it.borrow(one.number));
-            end.is_some_and(|end| has_hung_up(&end))
+            end.is_some_and(|end| has_hung_up(&end, PollTimeout::ZERO))
         });
         found.extend(hung_up.map(|one| HungUp {
             pid: process.pid,
@@ -71,21 +75,27 @@ pub fn hang_up_terminals(recorded: &[HungUp], processes: &[Process]) -> Vec<Stri
 }
 
 fn hang_up(end: &OwnedFd) -> bool {
-    if has_hung_up(end) {
+    if has_hung_up(end, PollTimeout::ZERO) {
         return true; // by another descriptor
     }
-    // SAFETY: flags, without pointers.
-    let Ok(other) = (unsafe { open_other_end(end.as_raw_fd(), O_RDWR | O_NOCTTY) }) else {
+    let Some(other) = other_end(end) else {
         return false;
     };
-    // SAFETY: the kernel has just installed this descriptor for this process; it has no other owner.
-    drop(unsafe { OwnedFd::from_raw_fd(other) });
-    has_hung_up(end)
+    drop(other);
+    has_hung_up(end, PollTimeout::from(CLOSING_MS))
 }
 
-fn has_hung_up(end: &OwnedFd) -> bool {
+fn other_end(end: &impl AsRawFd) -> Option<OwnedFd> {
+    let flags = O_RDWR | O_NOCTTY | O_CLOEXEC;
+    // SAFETY: flags, without pointers.
+    let other = unsafe { open_other_end(end.as_raw_fd(), flags) }.ok()?;
+    // SAFETY: the kernel has just installed this descriptor for this process; it has no other owner.
+    Some(unsafe { OwnedFd::from_raw_fd(other) })
+}
+
+fn has_hung_up(end: &impl AsFd, limit: PollTimeout) -> bool {
     let mut asked = [PollFd::new(end.as_fd(), PollFlags::empty())];
-    poll(&mut asked, PollTimeout::ZERO).is_ok()
+    poll(&mut asked, limit).is_ok()
         && asked[0]
             .revents()
             .is_some_and(|events| events.contains(PollFlags::POLLHUP))
@@ -100,30 +110,38 @@ fn is_creators(descriptor: &Descriptor) -> bool {
 mod tests {
     use super::*;
     use crate::job::tree::describe;
-    use nix::pty::openpty;
+    use nix::fcntl::OFlag;
+    use nix::pty::{grantpt, posix_openpt, unlockpt};
 
     #[test]
     fn a_terminal_hangs_up_once_its_other_end_was_closed() {
         let pid = i32::try_from(std::process::id()).unwrap();
-        let pair = openpty(None, None).unwrap();
-        let descriptor = pair.master.as_raw_fd();
-        let own = describe(pid).unwrap();
-        let is_listed = || {
+        let new = || {
+            let flags = OFlag::O_RDWR | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
+            let end = posix_openpt(flags).unwrap();
+            grantpt(&end).unwrap();
+            unlockpt(&end).unwrap();
+            end
+        };
+        let is_listed = |descriptor| {
             let found = hung_up_terminals(&[Descriptors::of(pid).unwrap()]);
             found.contains(&HungUp { pid, descriptor })
         };
-        assert!(!is_listed());
-        drop(pair.slave);
-        assert!(is_listed());
-        let new = nix::pty::posix_openpt(nix::fcntl::OFlag::O_RDWR).unwrap();
-        nix::pty::grantpt(&new).unwrap();
-        nix::pty::unlockpt(&new).unwrap();
-        let descriptor = new.as_raw_fd();
-        let recorded = [HungUp { pid, descriptor }];
-        assert!(!hung_up_terminals(&[Descriptors::of(pid).unwrap()]).contains(&recorded[0]));
+        let (end, restored) = (new(), new());
+        let other = other_end(&end);
+        assert!(other.is_some() && !is_listed(end.as_raw_fd()));
+        drop(other);
+        // Other tests fork.
+        assert!(has_hung_up(&end, PollTimeout::NONE));
+        assert!(is_listed(end.as_raw_fd()) && !is_listed(restored.as_raw_fd()));
+        let descriptor = restored.as_raw_fd();
         for _ in 0..2 {
-            assert_eq!(hang_up_terminals(&recorded, &[own]), [""; 0]);
-            assert!(hung_up_terminals(&[Descriptors::of(pid).unwrap()]).contains(&recorded[0]));
+            let own = describe(pid).unwrap();
+            assert_eq!(
+                hang_up_terminals(&[HungUp { pid, descriptor }], &[own]),
+                [""; 0]
+            );
+            assert!(is_listed(descriptor));
         }
     }
 }
