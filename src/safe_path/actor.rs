@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 
+use nix::sys::prctl;
 use nix::unistd::{Gid, Uid, geteuid, getgroups, setfsgid, setfsuid};
 use rustix::thread::set_thread_groups;
 
@@ -104,18 +105,23 @@ pub(super) struct Acting {
     user: Uid,
     group: Gid,
     groups: Vec<Gid>,
+    /// False if other processes may not inspect this one. The kernel sets its own default at each change of the user
+    /// (`fs.suid_dumpable`).
+    is_dumpable: bool,
 }
 
 impl Acting {
     fn begin(rights: &Rights) -> io::Result<Self> {
-        let groups = getgroups()?;
+        let (groups, is_dumpable) = (getgroups()?, prctl::get_dumpable()?);
         set_groups(rights.groups.iter().copied())?;
         let group = rights.groups.first().copied().unwrap_or(NO_GROUP);
         let acting = Self {
             group: setfsgid(Gid::from_raw(group)),
             user: setfsuid(Uid::from_raw(rights.user)),
             groups,
+            is_dumpable,
         };
+        keep_dumpable(is_dumpable);
         // Both calls return the former id, also if they fail.
         let is_user = setfsuid(Uid::from_raw(rights.user)).as_raw() == rights.user;
         let is_group = setfsgid(Gid::from_raw(group)).as_raw() == group;
@@ -135,6 +141,13 @@ impl Drop for Acting {
         if let Err(error) = set_groups(self.groups.iter().map(|group| group.as_raw())) {
             tracing::error!(%error, "a thread cannot get its groups back");
         }
+        keep_dumpable(self.is_dumpable);
+    }
+}
+
+fn keep_dumpable(is_dumpable: bool) {
+    if let Err(error) = prctl::set_dumpable(is_dumpable) {
+        tracing::error!(%error, "cannot keep other processes from inspecting this one");
     }
 }
 
@@ -165,6 +178,7 @@ mod tests {
             fs::set_permissions(folder, Permissions::from_mode(mode)).unwrap();
         }
         chown(&open, Some(0), Some(group)).unwrap();
+        let was_dumpable = prctl::get_dumpable().unwrap();
         let users = JobUsers::new(&[0, user], &BTreeMap::from([(user, vec![9, group])]));
         for owner in [0, 1, user] {
             let actor = users.actor(owner);
@@ -172,7 +186,9 @@ mod tests {
             let acting = actor.act().unwrap();
             let made = File::create(open.join(owner.to_string())).unwrap();
             assert!(File::create(closed.join("file")).is_err());
+            assert_eq!(prctl::get_dumpable(), Ok(was_dumpable));
             drop(acting);
+            assert_eq!(prctl::get_dumpable(), Ok(was_dumpable));
             let made = made.metadata().unwrap();
             assert_eq!((made.uid(), made.gid()), (user, 9));
             File::create(closed.join("file")).unwrap();
