@@ -17,11 +17,9 @@ use super::lost::RollbackError;
 use super::record_line::{JobChange, Line, append};
 use super::rollback::Rollback;
 use crate::known_errors::is_disk_full;
-use crate::safe_path::{JobUsers, Spot, give};
+use crate::safe_path::{JobUsers, Spot, give, link_to};
 use crate::sparse_writer::{SparseWriter, copy_data};
-use moving::{
-    aside_path, between, check_removal, in_folder, is_of_others, link, rename, set_aside,
-};
+use moving::{aside_path, between, check_removal, is_of_others, link, rename, set_aside};
 use settling::{not_of_others, put_back_folder, put_back_link, put_back_special, set_time};
 
 mod moving;
@@ -148,9 +146,13 @@ impl Rollback {
     pub fn settle(&self, users: &JobUsers) -> Result<(), RollbackError> {
         for (path, file) in &self.appended {
             let settled = Spot::of_job(path, file.owner.0, users).and_then(|spot| {
-                let target = spot.open_as_owner(File::options().append(true), 0)?;
+                let target = spot.in_folder(|| spot.open(File::options().read(true), O_PATH))?;
                 not_of_others(&spot, &target, file)?;
-                target.set_permissions(Permissions::from_mode(file.mode))?;
+                let is_same = FileId::of(&target.metadata()?) == file.id();
+                if !is_same && spot.is_for_other() && spot.user() != file.owner.0 {
+                    return Err(is_of_others());
+                }
+                fs::set_permissions(link_to(&target), Permissions::from_mode(file.mode))?;
                 attributes::set(&target, &file.attributes)?;
                 set_time(&target, file)
             });
@@ -223,7 +225,7 @@ where
     fn put_back(&mut self, path: &Path, file: &KeptFile) -> io::Result<()> {
         (self.sources.before_step)()?;
         let spot = Spot::of_job(path, file.owner.0, self.sources.users)?;
-        in_folder(&spot, || self.put_back_at(path, &spot, file))
+        spot.in_folder(|| self.put_back_at(path, &spot, file))
     }
 
     fn put_back_at(&mut self, path: &Path, spot: &Spot, file: &KeptFile) -> io::Result<()> {
@@ -242,6 +244,9 @@ where
         });
         if now.is_none() {
             spot.allows(file.owner.0)?;
+        }
+        if !is_kind {
+            spot.may_make_for(file.owner.0)?;
         }
         if now.is_some() && !is_kind {
             // The job created a file of another kind, or a link with another target.
@@ -262,9 +267,10 @@ where
                 {
                     return link(first, path, self.created, (file.owner.0, users));
                 }
-                self.seen.insert(file.id(), path.to_owned());
                 let now = now.as_ref().filter(|_| is_kind);
-                self.put_back_file(path, spot, (file, *size, content), now)
+                self.put_back_file(path, spot, (file, *size, content), now)?;
+                self.seen.insert(file.id(), path.to_owned());
+                Ok(())
             }
         }
     }
@@ -310,6 +316,7 @@ where
         let target = match spot.open_as_owner(&mut options, 0) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 spot.allows(file.owner.0)?;
+                spot.may_make_for(file.owner.0)?;
                 spot.open_as_owner(options.create_new(true), 0)?
             }
             opened => {

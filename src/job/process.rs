@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 
-use procfs::process::{MMapPath, MemoryMap};
+use procfs::process::{MMapPath, MemoryMap, Status};
 
 use super::tree;
 
@@ -55,16 +55,21 @@ pub fn users(pids: &[i32]) -> Vec<u32> {
 }
 
 /// Returns the groups of the users as which processes (host pids) act, each one's primary group first. A process that acts
-/// as several users counts for none of them.
+/// as several users counts for the one whose files it opens, if no other process acts as that user alone. The group of a
+/// setgid program is no group of its user.
 #[must_use]
 pub fn groups(pids: &[i32]) -> BTreeMap<u32, Vec<u32>> {
     let mut groups = BTreeMap::<u32, Vec<u32>>::new();
-    for status in pids.iter().filter_map(|pid| tree::status(*pid).ok()) {
-        if [status.euid, status.suid, status.fuid] != [status.ruid; 3] {
-            continue;
-        }
-        let known = groups.entry(status.ruid).or_default();
-        for group in std::iter::once(status.egid).chain(status.groups) {
+    let statuses = pids.iter().filter_map(|pid| tree::status(*pid).ok());
+    let is_alone = |status: &Status| [status.euid, status.suid, status.fuid] == [status.ruid; 3];
+    let (alone, several): (Vec<_>, Vec<_>) = statuses.partition(is_alone);
+    let users_alone: BTreeSet<u32> = alone.iter().map(|status| status.ruid).collect();
+    let several = several
+        .into_iter()
+        .filter(|status| !users_alone.contains(&status.fuid));
+    for status in alone.into_iter().chain(several) {
+        let known = groups.entry(status.fuid).or_default();
+        for group in std::iter::once(status.rgid).chain(status.groups) {
             if !known.contains(&group) {
                 known.push(group);
             }

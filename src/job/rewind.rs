@@ -28,8 +28,8 @@ mod landed;
 pub struct Plan {
     /// Folders and named pipes to create before the rollback.
     nodes: Vec<Node>,
-    /// Files to truncate to their sizes at the snapshot.
-    cuts: Vec<OpenFile>,
+    /// Files to truncate to their sizes at the snapshot, with their present device and inode.
+    cuts: Vec<(OpenFile, (u64, u64))>,
 }
 
 /// Checks that a snapshot can have recorded all these nodes.
@@ -56,19 +56,19 @@ pub fn plan<'a>(
         ..Plan::default()
     };
     for file in files {
-        if is_to_cut(file, other_bytes, present_path(&file.path))? {
-            plan.cuts.push(file.clone());
+        if let Some(identity) = is_to_cut(file, other_bytes, present_path(&file.path))? {
+            plan.cuts.push((file.clone(), identity));
         }
     }
     Ok(plan)
 }
 
-/// Checks a file. Returns true if it has to be truncated.
+/// Checks a file. Returns its device and inode if it has to be truncated.
 fn is_to_cut(
     file: &OpenFile,
     other_bytes: OtherBytes,
     present: &Path,
-) -> Result<bool, RewindError> {
+) -> Result<Option<(u64, u64)>, RewindError> {
     let metadata = match Spot::of(present).and_then(|spot| spot.metadata()) {
         Ok(metadata) => metadata,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -93,10 +93,10 @@ fn is_to_cut(
                 now,
             })
         }
-        Access::Read | Access::Map => Ok(false),
+        Access::Read | Access::Map => Ok(None),
         Access::Write | Access::Update => {
             holds_the_same(file, other_bytes, present, &metadata)?;
-            Ok(now > then)
+            Ok((now > then).then(|| (metadata.dev(), metadata.ino())))
         }
     }
 }
@@ -171,9 +171,9 @@ impl Plan {
     /// The first step that fails. Data truncated by earlier steps is written back.
     pub fn execute(self, aside: &Path) -> Result<Vec<CutAway>, RewindError> {
         let mut cut = Vec::new();
-        for (index, file) in self.cuts.iter().enumerate() {
+        for (index, (file, identity)) in self.cuts.iter().enumerate() {
             let kept = aside.join(aside_name(index, &file.path));
-            let done = open(file).and_then(|mut target| {
+            let done = open(file, *identity).and_then(|mut target| {
                 cut.extend(keep_cut(file, &mut target, kept)?);
                 let shortened = target.set_len(file.size);
                 shortened.map_err(system("cut", &file.path))
@@ -197,10 +197,13 @@ fn same_owner(file: &OpenFile, metadata: &Metadata) -> Result<(), RewindError> {
 }
 
 /// Opens a file to change it. Refuses a file that another user has put in its place.
-fn open(file: &OpenFile) -> Result<File, RewindError> {
+fn open(file: &OpenFile, identity: (u64, u64)) -> Result<File, RewindError> {
     let opened = without_links(&file.path).map_err(system("open", &file.path))?;
     let metadata = opened.metadata().map_err(system("inspect", &file.path))?;
     same_owner(file, &metadata)?;
+    if (metadata.dev(), metadata.ino()) != identity {
+        return Err(RewindError::Replaced(file.path.clone()));
+    }
     Ok(opened)
 }
 

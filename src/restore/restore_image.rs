@@ -241,7 +241,8 @@ impl Restore<'_> {
         if !self.sandbox.isolation().has_network() {
             self.free_addresses()?;
         }
-        let users = facts.job_users();
+        context.users.add(&facts.users, &facts.groups);
+        let users = context.users.job_users();
         open.make_nodes(&users)?;
         let kept_files = kept.as_ref();
         let done = kept_files.map(|kept| kept.put_back(context, image, &aside, &users));

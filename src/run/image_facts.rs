@@ -140,7 +140,7 @@ pub struct ImageFacts {
     /// Standard streams.
     #[serde(flatten)]
     pub streams: Marks,
-    /// Users as which the job's processes act; empty in images made before they were recorded.
+    /// Users as which the job's processes act, or have acted during the run; empty in images made before they were recorded.
     #[serde(default)]
     pub users: Vec<u32>,
     /// Groups of these users, each one's primary group first, as far as processes had all rights of that user alone.

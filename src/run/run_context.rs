@@ -15,6 +15,7 @@ use super::format::chain;
 use super::gpu_facts::GpuPairs;
 use super::housekeeping::{self, COPIES, COPY_DIGITS, COPY_PREFIX};
 use super::progress::Ongoing;
+
 use super::work_folder::{LOGS, WorkFolder};
 use crate::agent_client::{self, Library, Token};
 use crate::clock;
@@ -25,6 +26,7 @@ use crate::files::{
     self, Choice, JobFiles, LOG_DESCRIPTOR, MOUNTS_VARIABLE, OnLost, WATCHER_ARGUMENT,
 };
 use crate::remote_run::{RemoteRun, RunLease, StoreLease};
+use crate::safe_path::SeenUsers;
 use crate::sandbox::{Hidden, Isolation, JobUser, Sandbox, ToolCommand};
 use crate::store::fs::durable::{self, DurableError};
 use crate::store::{ImageId, Store, StoreLock};
@@ -54,6 +56,8 @@ pub(crate) struct RunContext {
     moved: Moved,
     /// The files that the job writes.
     pub files: JobFiles,
+    /// Users as which its processes have acted.
+    pub users: SeenUsers,
     /// The snapshot or restore in progress.
     pub ongoing: Ongoing,
     /// The copy of this binary that sandboxes run; images map it, so it must outlive an upgrade.
@@ -120,6 +124,7 @@ impl RunContext {
             directory,
             instance,
             files,
+            users: SeenUsers::default(),
             moved,
             ongoing: Ongoing::default(),
             program,

@@ -6,11 +6,11 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use nix::sys::prctl;
 use nix::unistd::{Gid, Uid, geteuid, getgroups, setfsgid, setfsuid};
-use rustix::thread::set_thread_groups;
+use rustix::thread::{CapabilitiesSecureBits, capabilities_secure_bits, set_thread_groups};
 
 use super::way::is_us;
 
@@ -54,14 +54,18 @@ impl JobUsers {
         !self.others.is_empty()
     }
 
-    /// Returns the actor for a file of this owner at a path that other users can change: the owner, if it is a user of
-    /// the job, otherwise another user of the job. Root acts only for a job that has no other user.
-    pub(super) fn actor(&self, owner: u32) -> Actor {
-        let same = self.others.iter().find(|rights| rights.user == owner);
-        match same.or(self.others.first()) {
-            Some(rights) if geteuid().is_root() => Actor::Other(Arc::clone(rights)),
-            Some(_) | None => Actor::Us,
-        }
+    /// Returns the actors for a file of this owner at a path that other users can change, the best one first: the owner, if
+    /// it is a user of the job, then other users of the job. There are none for a job that has no other user than root, and
+    /// if this process is not root.
+    pub(super) fn actors(&self, owner: u32) -> impl Iterator<Item = Actor> {
+        let is_owner = move |rights: &&Arc<Rights>| rights.user == owner;
+        let others = self.others.iter();
+        let others = others
+            .clone()
+            .filter(is_owner)
+            .chain(others.filter(move |it| !is_owner(it)));
+        let others = others.filter(|_| geteuid().is_root());
+        others.map(|rights| Actor::Other(Arc::clone(rights)))
     }
 }
 
@@ -99,20 +103,27 @@ impl Actor {
     }
 }
 
+/// False if other processes may not inspect this one. The kernel sets its own default at each change of the user
+/// (`fs.suid_dumpable`).
+static IS_DUMPABLE: OnceLock<bool> = OnceLock::new();
+
 /// Rights of another user, which the thread loses again by the drop.
 #[derive(Debug)]
 pub(super) struct Acting {
     user: Uid,
     group: Gid,
     groups: Vec<Gid>,
-    /// False if other processes may not inspect this one. The kernel sets its own default at each change of the user
-    /// (`fs.suid_dumpable`).
     is_dumpable: bool,
 }
 
 impl Acting {
     fn begin(rights: &Rights) -> io::Result<Self> {
-        let (groups, is_dumpable) = (getgroups()?, prctl::get_dumpable()?);
+        if capabilities_secure_bits()?.contains(CapabilitiesSecureBits::NO_SETUID_FIXUP) {
+            let message = "ckpt-run cannot act as the job's user, because it keeps root's rights then (SECBIT_NO_SETUID_FIXUP)";
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, message));
+        }
+        let groups = getgroups()?;
+        let is_dumpable = *IS_DUMPABLE.get_or_init(|| prctl::get_dumpable().unwrap_or(false));
         set_groups(rights.groups.iter().copied())?;
         let group = rights.groups.first().copied().unwrap_or(NO_GROUP);
         let acting = Self {
@@ -181,7 +192,7 @@ mod tests {
         let was_dumpable = prctl::get_dumpable().unwrap();
         let users = JobUsers::new(&[0, user], &BTreeMap::from([(user, vec![9, group])]));
         for owner in [0, 1, user] {
-            let actor = users.actor(owner);
+            let actor = users.actors(owner).next().unwrap();
             assert_eq!(actor.user(), user, "{owner}");
             let acting = actor.act().unwrap();
             let made = File::create(open.join(owner.to_string())).unwrap();
@@ -194,7 +205,10 @@ mod tests {
             File::create(closed.join("file")).unwrap();
             fs::remove_file(closed.join("file")).unwrap();
         }
-        assert_eq!(JobUsers::new(&[0], &BTreeMap::new()).actor(user).user(), 0);
-        assert!(!JobUsers::new(&[0], &BTreeMap::new()).has_others());
+        let roots = JobUsers::new(&[0], &BTreeMap::new());
+        assert!(roots.actors(user).next().is_none() && !roots.has_others());
+        let several = JobUsers::new(&[7, 8], &BTreeMap::new());
+        let order: Vec<u32> = several.actors(8).map(|actor| actor.user()).collect();
+        assert_eq!(order, [8, 7]);
     }
 }

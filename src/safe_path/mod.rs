@@ -12,10 +12,12 @@
 
 mod actor;
 mod given;
+mod seen_users;
 mod spot;
 mod way;
 
 pub use actor::JobUsers;
 pub(crate) use given::{give, is_just_made, is_of_kind, link_to};
+pub(crate) use seen_users::SeenUsers;
 pub(crate) use spot::{Spot, is_denied};
 pub(crate) use way::Way;

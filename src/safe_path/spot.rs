@@ -50,24 +50,64 @@ impl Spot {
     /// # Errors
     /// The same as [`Spot::of`], and `PermissionDenied` if that user may not enter the folder.
     pub fn of_job(path: &Path, owner: u32, users: &JobUsers) -> io::Result<Self> {
-        let actor = users.actor(owner);
-        if matches!(actor, Actor::Us) {
+        let mut spots = users.actors(owner).map(|actor| {
+            let (parent, name) = split(path)?;
+            let way = Way::to_by(parent, &actor)?;
+            let is_safe = way.is_safe_for(owner);
+            Ok(Self {
+                folder: way.into_folder(),
+                parent: parent.into(),
+                name: name.into(),
+                actor: if is_safe { Actor::Us } else { actor },
+            })
+        });
+        let Some(first) = spots.next() else {
             return Self::of(path);
+        };
+        let may = |spot: &io::Result<Self>| spot.as_ref().is_ok_and(|it| it.allows(owner).is_ok());
+        if may(&first) {
+            return first;
         }
-        let (parent, name) = split(path)?;
-        let way = Way::to_by(parent, &actor)?;
-        let is_safe = way.is_safe_for(owner);
-        Ok(Self {
-            folder: way.into_folder(),
-            parent: parent.into(),
-            name: name.into(),
-            actor: if is_safe { Actor::Us } else { actor },
-        })
+        // Another user of the job may have made the folder.
+        spots.find(may).unwrap_or(first)
     }
 
     /// Returns the id of the user with whose rights operations are done.
     pub fn user(&self) -> u32 {
         self.actor.user()
+    }
+
+    /// Returns true if operations are done with the rights of another user than this process's.
+    pub fn is_for_other(&self) -> bool {
+        matches!(self.actor, Actor::Other(_))
+    }
+
+    /// Refuses to make a file of this owner if the actor is another user: until it gets its owner, the actor could open it, and
+    /// change it afterwards.
+    ///
+    /// # Errors
+    /// `PermissionDenied`.
+    pub fn may_make_for(&self, owner: u32) -> io::Result<()> {
+        if !self.is_for_other() || self.user() == owner {
+            return Ok(());
+        }
+        let message = "its owner is no user of the job, and another user can change its folder";
+        Err(io::Error::new(io::ErrorKind::PermissionDenied, message))
+    }
+
+    /// Acts on the name, again if the actor may not change names in the folder but owns it.
+    ///
+    /// # Errors
+    /// Those of the action.
+    pub fn in_folder<T>(&self, mut act: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+        let done = act();
+        if !self.is_denied(&done) {
+            return done;
+        }
+        match self.grant_folder() {
+            Some(_granted) => act(),
+            None => done,
+        }
     }
 
     /// Returns the spot of another path. The folder is opened only if it differs.
@@ -119,17 +159,29 @@ impl Spot {
     /// The same as for `open`.
     pub fn open_to_read(&self, flags: i32) -> io::Result<File> {
         let opened = self.open(File::options().read(true), flags);
-        match self.actor {
-            Actor::Other(_) if self.is_denied(&opened) => {
-                self.open_own(File::options().read(true), flags)
-            }
-            Actor::Us | Actor::Other(_) => opened,
+        if !self.is_for_other() || !self.is_denied(&opened) {
+            return opened;
         }
+        // Only the owner may open a file without a change of its access time.
+        let changing = self.open(File::options().read(true), flags & !libc::O_NOATIME);
+        if !self.is_denied(&changing) {
+            return changing;
+        }
+        self.open_own(File::options().read(true), flags)
     }
 
     /// Opens a file of the actor with this process's rights.
     fn open_own(&self, options: &mut fs::OpenOptions, flags: i32) -> io::Result<File> {
-        let found = self.open(File::options().read(true), libc::O_PATH)?;
+        let mut path = File::options();
+        let path = path
+            .read(true)
+            .custom_flags(libc::O_PATH | libc::O_NOFOLLOW);
+        let found = if self.about_folder()?.uid() == self.user() {
+            // The actor could permit it.
+            path.open(self.path())?
+        } else {
+            self.by_actor(|name| path.open(name))?
+        };
         let about = found.metadata()?;
         if about.is_symlink() || about.uid() != self.user() {
             return Err(io::ErrorKind::PermissionDenied.into());
@@ -154,7 +206,7 @@ impl Spot {
         let Ok(file) = file else {
             return self.open(options, flags);
         };
-        if matches!(self.actor, Actor::Other(_)) {
+        if self.is_for_other() {
             return self.open_own(options, flags);
         }
         let is_link = file.metadata()?.is_symlink();
@@ -163,12 +215,12 @@ impl Spot {
     }
 
     /// Lets the actor change names in the folder, if it is the actor's, as long as the result lives.
-    pub fn grant_folder(&self) -> Option<Granted> {
+    fn grant_folder(&self) -> Option<Granted> {
         Granted::new(self.folder.try_clone().ok()?, self.user())
     }
 
     /// Returns true if permissions of the owner may be the cause. Root needs none.
-    pub fn is_denied<T>(&self, result: &io::Result<T>) -> bool {
+    fn is_denied<T>(&self, result: &io::Result<T>) -> bool {
         let kind = result.as_ref().err().map(io::Error::kind);
         kind == Some(io::ErrorKind::PermissionDenied) && self.actor.needs_permission()
     }

@@ -135,6 +135,8 @@ impl Recorded {
             moved: job.moved.clone(),
             ..facts
         });
+        context.users.add(&self.users, &self.groups);
+        let (users, groups) = context.users.all();
         let mut processes = self.processes.iter();
         let root = processes.find(|process| process.pid == job.pids.root);
         let filters = root.and_then(|root| job.sandbox.inherited_filters(root.host_pid));
@@ -172,8 +174,8 @@ impl Recorded {
             kept: None,
             nodes: self.opened.needed.nodes,
             moved_sockets: self.opened.needed.moved_sockets,
-            users: self.users,
-            groups: self.groups,
+            users,
+            groups,
             sockets: self.sockets,
             socket_options: self.socket_options,
             timers: self.timers,

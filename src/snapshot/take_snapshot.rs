@@ -34,7 +34,6 @@ use crate::run::progress::{Step, Work};
 use crate::run::run_context::RunContext;
 use crate::run::run_state::RunState;
 use crate::run::running_job::{Job, SharedStreams};
-use crate::safe_path::JobUsers;
 use crate::store::{ImageId, ImageWriter, WriteOptions};
 
 /// Number of cores that the freeze may need: for CRIU, for the threads that copy its largest file, and for the driver.
@@ -157,7 +156,8 @@ fn attempt(
     let busy = Busy::of(&open, &context.config.files, watches);
     let resident = resident_plan.as_ref();
     let pids: Vec<i32> = processes.iter().map(|process| process.host_pid).collect();
-    let users = JobUsers::new(&job::users(&pids), &job::groups(&pids));
+    context.users.add(&job::users(&pids), &job::groups(&pids));
+    let users = context.users.job_users();
     let writer = admit(subject, &processes, gpu.as_ref(), resident, busy.bytes)?;
     if afterwards != Afterwards::Stop {
         // A job that is about to be stopped only waits for its image.

@@ -9,17 +9,22 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 
+use nix::libc::{ELOOP, ENOENT, ENOTDIR, ENOTEMPTY, EXDEV};
+
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+
 use crate::safe_path::{JobUsers, Spot};
 use crate::sparse_writer::copy_data;
 
 /// Returns the spot of a file for the actor that its present owner determines; `None` if there is no such file.
 pub(super) fn present(path: &Path, users: &JobUsers) -> io::Result<Option<(Spot, Metadata)>> {
+    // In the place of its folder can be a file or a link by now.
     let is_missing = |error: &io::Error| {
-        use io::ErrorKind::{NotADirectory, NotFound};
-        matches!(error.kind(), NotFound | NotADirectory)
+        let missing = [ENOENT, ENOTDIR, ELOOP].map(Some);
+        missing.contains(&error.raw_os_error())
     };
     // Which user acts depends on it, not what is done.
-    let metadata = |spot: &Spot| in_folder(spot, || spot.metadata());
+    let metadata = |spot: &Spot| spot.in_folder(|| spot.metadata());
     let owner = match Spot::of(path).and_then(|spot| metadata(&spot)) {
         Ok(found) => found.uid(),
         Err(error) if is_missing(&error) => return Ok(None),
@@ -31,16 +36,6 @@ pub(super) fn present(path: &Path, users: &JobUsers) -> io::Result<Option<(Spot,
         Err(error) if is_missing(&error) => Ok(None),
         Err(error) => Err(error),
     }
-}
-
-/// Acts on a name, again if the actor may not change names in its folder but owns it.
-pub(super) fn in_folder<T>(spot: &Spot, mut act: impl FnMut() -> io::Result<T>) -> io::Result<T> {
-    let done = act();
-    if !spot.is_denied(&done) {
-        return done;
-    }
-    let _granted = spot.grant_folder();
-    act()
 }
 
 /// Checks that a file may be removed or renamed, if it exists.
@@ -56,24 +51,33 @@ pub(super) fn set_aside(path: &Path, aside: &Path, users: &JobUsers) -> io::Resu
     };
     spot.allows(found.uid())?;
     if found.is_dir() {
-        return match in_folder(&spot, || spot.remove_folder()) {
+        return match spot.in_folder(|| spot.remove_folder()) {
             // The folder contains files of other programs, or older ones.
-            Err(error) if error.raw_os_error() == Some(nix::libc::ENOTEMPTY) => Ok(()),
+            Err(error) if error.raw_os_error() == Some(ENOTEMPTY) => Ok(()),
             done => done,
         };
     }
     let to = aside_path(path, aside)?;
-    match in_folder(&spot, || fs::rename(spot.path(), &to)) {
-        Err(error) if error.raw_os_error() == Some(nix::libc::EXDEV) => {
+    match spot.in_folder(|| fs::rename(spot.path(), &to)) {
+        Err(error) if error.raw_os_error() == Some(EXDEV) => {
             if found.is_file() {
                 let source = spot.open_as_owner(File::options().read(true), 0)?;
                 let target = File::create(&to)?;
                 copy_data(&source, 0..found.size(), &target, 0)?;
                 target.sync_all()?;
             } else if found.is_symlink() {
-                symlink(in_folder(&spot, || fs::read_link(spot.path()))?, &to)?;
+                symlink(spot.in_folder(|| fs::read_link(spot.path()))?, &to)?;
             }
-            in_folder(&spot, || spot.remove_file())
+            spot.in_folder(|| spot.remove_file())
+        }
+        Ok(()) => {
+            let is_same = fs::symlink_metadata(&to)?.uid() == found.uid();
+            if is_same {
+                return Ok(());
+            }
+            // Another user's file got the name since.
+            renameat_with(CWD, &to, CWD, spot.path(), RenameFlags::NOREPLACE)?;
+            Err(is_of_others())
         }
         done => done,
     }
@@ -91,7 +95,7 @@ pub(super) fn rename(from: &Path, to: &Path, users: &JobUsers) -> io::Result<()>
     let target = Spot::of_job(to, found.uid(), users)?;
     source.allows(found.uid())?;
     target.allows(found.uid())?;
-    in_folder(&source, || in_folder(&target, || source.rename_to(&target)))
+    source.in_folder(|| target.in_folder(|| source.rename_to(&target)))
 }
 
 /// Makes `path` a hard link to the file at `first`, whose owner is `owner`.
@@ -103,17 +107,17 @@ pub(super) fn link(
 ) -> io::Result<()> {
     let source = Spot::of_job(first, owner, users)?;
     let target = Spot::of_job(path, owner, users)?;
-    let found = in_folder(&source, || source.metadata())?;
+    let found = source.in_folder(|| source.metadata())?;
     if found.uid() != owner {
         return Err(is_of_others());
     }
-    let now = in_folder(&target, || target.metadata());
+    let now = target.in_folder(|| target.metadata());
     if now.is_ok_and(|now| now.ino() == found.ino()) {
         return Ok(());
     }
     set_aside(path, created, users)?;
     target.allows(owner)?;
-    in_folder(&target, || source.link_to(&target))
+    target.in_folder(|| source.link_to(&target))
 }
 
 /// Returns the full path of a file below the folder `aside`, and creates its parent folders.

@@ -73,14 +73,14 @@ impl MovedSocket {
             let spot = Spot::of_job(path, self.owner, users)?;
             match spot.metadata() {
                 // That of the former socket.
-                Ok(there) if self.is_jobs(&there) => spot.remove_file()?,
+                Ok(there) if self.is_jobs(&there) => spot.in_folder(|| spot.remove_file())?,
                 Ok(_) => return Err(io::ErrorKind::AlreadyExists.into()),
                 Err(_) => spot.allows(self.owner)?,
             }
-            bound.link_to(&spot)?;
+            spot.in_folder(|| bound.link_to(&spot))?;
         }
         if !self.paths.contains(&self.bound) {
-            bound.remove_file()?;
+            bound.in_folder(|| bound.remove_file())?;
         }
         Ok(())
     }

@@ -116,7 +116,9 @@ pub(in crate::job) fn remake(nodes: &[Node], users: &JobUsers) -> Result<(), Nod
         // No link leads to it.
         open_folder(node, parent)?.ok_or_else(|| failed(Errno::ENOENT.into()))?;
         let spot = Spot::of_job(&node.path, node.owner.0, users).map_err(failed)?;
-        spot.allows(node.owner.0).map_err(failed)?;
+        let allowed = spot.allows(node.owner.0);
+        let allowed = allowed.and_then(|()| spot.may_make_for(node.owner.0));
+        allowed.map_err(failed)?;
         let kind = match node.kind {
             NodeKind::Folder => SFlag::S_IFDIR,
             NodeKind::Fifo => SFlag::S_IFIFO,
@@ -124,8 +126,8 @@ pub(in crate::job) fn remake(nodes: &[Node], users: &JobUsers) -> Result<(), Nod
         };
         // Other users have no access until the owner is set.
         let made = match node.kind {
-            NodeKind::Folder => spot.make_folder(),
-            NodeKind::Fifo | NodeKind::Socket => spot.make_special(kind),
+            NodeKind::Folder => spot.in_folder(|| spot.make_folder()),
+            NodeKind::Fifo | NodeKind::Socket => spot.in_folder(|| spot.make_special(kind)),
         };
         match made {
             Ok(()) => {}
@@ -154,7 +156,7 @@ pub fn clear_sockets(nodes: &[Node], users: &JobUsers) -> Result<(), NodesError>
                 return Ok(());
             }
             spot.allows(node.owner.0)?;
-            spot.remove_file()
+            spot.in_folder(|| spot.remove_file())
         });
         match cleared {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -171,7 +173,7 @@ pub fn clear_sockets(nodes: &[Node], users: &JobUsers) -> Result<(), NodesError>
 }
 
 fn hand_over(node: &Node, spot: &Spot, kind: SFlag) -> io::Result<()> {
-    let made = spot.open(File::options().read(true), O_PATH)?;
+    let made = spot.in_folder(|| spot.open(File::options().read(true), O_PATH))?;
     if !is_just_made(&made.metadata()?, kind, spot.user()) {
         return Err(io::ErrorKind::AlreadyExists.into());
     }

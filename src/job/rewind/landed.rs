@@ -7,6 +7,7 @@
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, Metadata};
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -24,6 +25,8 @@ use crate::safe_path::{Spot, Way};
 
 /// Kernel file systems, in which no user creates names.
 const KERNEL_FOLDERS: [&str; 3] = ["/proc", "/sys", "/dev/pts"];
+/// Beginning of the kernel's name for a file in memory that never had a path.
+const MEMFD: &[u8] = b"/memfd:";
 
 /// The kernel's times of files are this much behind its clock at most, a tick of 10 ms.
 const TIMES_ARE_LATE: Duration = Duration::from_millis(20);
@@ -237,7 +240,14 @@ impl Expected {
             return Ok(());
         }
         // CRIU has created it for the job, as root.
-        let _ = Spot::of(&path).and_then(|spot| fs::remove_file(spot.path()));
+        let _ = Spot::of(&path).and_then(|spot| {
+            let is_sockets = spot.metadata()?.file_type().is_socket();
+            if is_sockets {
+                fs::remove_file(spot.path())
+            } else {
+                Ok(())
+            }
+        });
         Err(LandedError::Exchanged {
             pid: process.pid,
             path,
@@ -293,10 +303,11 @@ impl Expected {
     /// user's of the job, or it had another name. A user may have put another file there and removed its name, or given it
     /// a name with the kernel's mark.
     fn is_right_without_name(&self, path: &Path, found: &Metadata) -> bool {
-        // Memory without a file has such names in the root folder.
-        let is_memory = path
-            .parent()
-            .is_some_and(|folder| folder.parent().is_none());
+        // Memory without a file has such names in the root folder. A memfd can have any name.
+        let is_memory = path.as_os_str().as_bytes().starts_with(MEMFD)
+            || path
+                .parent()
+                .is_some_and(|folder| folder.parent().is_none());
         let is_new = match found.created() {
             Ok(created) => created >= self.since,
             Err(_) => self.others.is_empty(),
