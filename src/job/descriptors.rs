@@ -17,6 +17,8 @@ use rustix::path::DecInt;
 use super::tree::{self, Process, TreeError};
 use crate::sync::in_parts;
 
+/// Beginning of the kernel's name for a file in memory that never had a path.
+pub(super) const MEMFD: &[u8] = b"/memfd:";
 /// Longest target of a link.
 const TARGET_BYTES_MAX: usize = 4096;
 
@@ -195,6 +197,11 @@ impl Descriptor {
         let target = self.target.to_str()?;
         let number = target.strip_prefix("socket:[")?.strip_suffix(']')?;
         number.parse().ok()
+    }
+
+    /// Returns true for the end of a terminal that its creator has ("master").
+    pub fn is_terminals_first_end(&self) -> bool {
+        self.target.ends_with("ptmx") && self.target.starts_with("/dev")
     }
 
     /// Returns true if the kernel gives this name to an object without a path, such as `anon_inode:[eventfd]`.

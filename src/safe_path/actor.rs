@@ -20,7 +20,7 @@ const NO_GROUP: u32 = 65_534;
 /// The users as which a job's processes act.
 #[derive(Clone, Debug, Default)]
 pub struct JobUsers {
-    /// Those other than root and this process's user.
+    /// Users other than root and this process's user.
     others: Vec<Arc<Rights>>,
 }
 

@@ -98,7 +98,7 @@ impl Spot {
     /// Acts on the name, again if the actor may not change names in the folder but owns it.
     ///
     /// # Errors
-    /// Those of the action.
+    /// The errors of the action.
     pub fn in_folder<T>(&self, mut act: impl FnMut() -> io::Result<T>) -> io::Result<T> {
         let done = act();
         if !self.is_denied(&done) {

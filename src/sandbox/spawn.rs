@@ -123,7 +123,7 @@ pub fn privilege_missing(errno: i32) -> bool {
 /// Session keyring of a sandbox: keys of programs, and tickets of Kerberos.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keyring {
-    /// That of the supervisor.
+    /// The supervisor's keyring.
     Inherited,
     /// An empty one, as after a login.
     New,

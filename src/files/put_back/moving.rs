@@ -10,14 +10,13 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 
 use nix::libc::{ELOOP, ENOENT, ENOTDIR, ENOTEMPTY, EXDEV};
-
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
 use crate::safe_path::{JobUsers, Spot};
 use crate::sparse_writer::copy_data;
 
 /// Returns the spot of a file for the actor that its present owner determines; `None` if there is no such file.
-pub(super) fn present(path: &Path, users: &JobUsers) -> io::Result<Option<(Spot, Metadata)>> {
+fn present(path: &Path, users: &JobUsers) -> io::Result<Option<(Spot, Metadata)>> {
     // In the place of its folder can be a file or a link by now.
     let is_missing = |error: &io::Error| {
         let missing = [ENOENT, ENOTDIR, ELOOP].map(Some);

@@ -4,6 +4,7 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 
 use nix::fcntl::AT_FDCWD;
 use nix::libc::{O_DIRECTORY, O_PATH};
@@ -40,11 +41,7 @@ pub(super) fn put_back_special(
 }
 
 /// Makes a symbolic link, and sets its owner and time.
-pub(super) fn put_back_link(
-    spot: &Spot,
-    file: &KeptFile,
-    target: &std::path::Path,
-) -> io::Result<()> {
+pub(super) fn put_back_link(spot: &Spot, file: &KeptFile, target: &Path) -> io::Result<()> {
     spot.make_link(target)?;
     let link = spot.open(File::options().read(true), O_PATH)?;
     if !is_just_made(&link.metadata()?, SFlag::S_IFLNK, spot.user()) {

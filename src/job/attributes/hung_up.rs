@@ -12,7 +12,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::{Deserialize, Serialize};
 
 use crate::checked;
-use crate::job::descriptors::{Descriptor, Descriptors};
+use crate::job::descriptors::Descriptors;
 use crate::job::nodes::Borrower;
 use crate::job::tree::Process;
 
@@ -42,7 +42,7 @@ pub struct HungUp {
 pub fn hung_up_terminals(open: &[Descriptors]) -> Vec<HungUp> {
     let mut found = Vec::new();
     for Descriptors { process, all } in open {
-        let ends = all.iter().filter(|one| is_creators(one));
+        let ends = all.iter().filter(|one| one.is_terminals_first_end());
         let hung_up = ends.filter(|one| {
             let end = Borrower::new(process.host_pid).and_then(|it| it.borrow(one.number));
             end.is_some_and(|end| has_hung_up(&end, PollTimeout::ZERO))
@@ -99,11 +99,6 @@ fn has_hung_up(end: &impl AsFd, limit: PollTimeout) -> bool {
         && asked[0]
             .revents()
             .is_some_and(|events| events.contains(PollFlags::POLLHUP))
-}
-
-/// Returns true for the creator's end of a terminal.
-fn is_creators(descriptor: &Descriptor) -> bool {
-    descriptor.target.ends_with("ptmx") && descriptor.target.starts_with("/dev")
 }
 
 #[cfg(test)]

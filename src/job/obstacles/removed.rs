@@ -25,7 +25,7 @@ use nix::unistd::{getegid, geteuid};
 use procfs::process::Stat;
 
 use super::{Finding, Obstacle};
-use crate::job::descriptors::{Descriptor, Descriptors, Target};
+use crate::job::descriptors::{Descriptor, Descriptors, MEMFD, Target};
 use crate::job::files::{is_deleted, path_without_names};
 use crate::job::nodes::{Borrower, BoundFile, Use, is_socket};
 use crate::job::tree::Process;
@@ -35,8 +35,6 @@ const NAME_BYTES_MAX: usize = 255;
 const ADDED_BYTES: usize = 18;
 /// End of the target of a link to a removed file; a name may end in this way, too.
 const REMOVED: &[u8] = b" (deleted)";
-/// Beginning of the kernel's name for a file in memory that never had a path.
-const MEMFD: &[u8] = b"/memfd:";
 
 /// Searches for the first such file or folder. The first of the processes is the root of their tree.
 pub(super) fn find(processes: &[(Process, Stat)], open: &[Descriptors]) -> Option<Obstacle> {

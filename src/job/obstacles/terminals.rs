@@ -38,8 +38,9 @@ pub(super) fn find(open: &[Descriptors]) -> Option<Obstacle> {
 
 /// Returns the number of the terminal whose first end ("master") this is.
 fn created(descriptor: &Descriptor) -> Option<u32> {
-    let is_maker = descriptor.target.ends_with("ptmx") && descriptor.target.starts_with("/dev");
-    let info = is_maker.then(|| descriptor.info())?;
+    let info = descriptor
+        .is_terminals_first_end()
+        .then(|| descriptor.info())?;
     let number = info
         .lines()
         .find_map(|line| line.strip_prefix("tty-index:"))?;

@@ -17,6 +17,7 @@ use nix::sys::statfs::{OVERLAYFS_SUPER_MAGIC, statfs};
 use nix::unistd::geteuid;
 use procfs::process::MMapPath;
 
+use crate::job::descriptors::MEMFD;
 use crate::job::files::{OpenFile, is_deleted};
 
 use crate::job::nodes::{Borrower, Node, NodeKind, is_socket, map_link};
@@ -25,8 +26,6 @@ use crate::safe_path::{Spot, Way};
 
 /// Kernel file systems, in which no user creates names.
 const KERNEL_FOLDERS: [&str; 3] = ["/proc", "/sys", "/dev/pts"];
-/// Beginning of the kernel's name for a file in memory that never had a path.
-const MEMFD: &[u8] = b"/memfd:";
 
 /// The kernel's times of files are this much behind its clock at most, a tick of 10 ms.
 const TIMES_ARE_LATE: Duration = Duration::from_millis(20);
