@@ -202,10 +202,15 @@ def work():
     timer = ctypes.c_int()
     check(libc.syscall(timer_create, CLOCK_THREAD_CPUTIME_ID, event, ctypes.byref(timer)))
     check(libc.syscall(timer_settime, timer, 0, struct.pack("4q", 0, 10_000_000, 0, 10_000_000), None))
-    while True: pass
-threading.Thread(target=work, daemon=True).start()
+    while working: pass
+working = True
+thread = threading.Thread(target=work)
+thread.start()
 for i in steps():
     before = ticks; until(lambda: ticks > before); note(i)
+# While Python ends it has no handlers: a tick would be its death.
+working = False
+thread.join()
 "#,
     );
 }
