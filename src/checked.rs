@@ -83,6 +83,18 @@ pub(crate) fn size<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> 
     refuse_unless(i64::try_from(size).is_ok(), size, "a file's size")
 }
 
+/// Parses ranges of a file, from and to, which must be in order.
+pub(crate) fn ranges<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<(u64, u64)>, D::Error> {
+    let ranges = Vec::<(u64, u64)>::deserialize(from)?;
+    let mut end = 0;
+    for (from, to) in &ranges {
+        let is_right = end <= *from && from < to && i64::try_from(*to).is_ok();
+        refuse_unless(is_right, from, "the beginning of a range of a file")?;
+        end = *to;
+    }
+    Ok(ranges)
+}
+
 /// Parses a time in nanoseconds since 1970.
 pub(crate) fn time_ns<'de, D: Deserializer<'de>>(from: D) -> Result<i64, D::Error> {
     let time = i64::deserialize(from)?;
@@ -170,6 +182,20 @@ mod tests {
             assert_eq!(read(text), expected, "{text:?}");
         }
         assert!(!read(&format!("/{}", "a".repeat(4096))));
+    }
+
+    #[test]
+    fn ranges_are_in_order_and_not_empty() {
+        let read = |text: &str| ranges(&mut serde_json::Deserializer::from_str(text)).is_ok();
+        assert!(read("[]") && read("[[0,1],[1,5],[7,9223372036854775807]]"));
+        for wrong in [
+            "[[1,1]]",
+            "[[5,1]]",
+            "[[0,5],[4,6]]",
+            "[[0,9223372036854775808]]",
+        ] {
+            assert!(!read(wrong), "{wrong}");
+        }
     }
 
     #[test]

@@ -50,6 +50,13 @@ pub fn unix_ns() -> i64 {
         })
 }
 
+/// Returns a file's time, given in seconds and nanoseconds, as nanoseconds since 1970. Times before 1677 and after 2262
+/// become the first and the last one.
+#[must_use]
+pub fn file_time_ns(seconds: i64, ns: i64) -> i64 {
+    seconds.saturating_mul(1_000_000_000).saturating_add(ns)
+}
+
 /// Returns the identity of this boot of the machine; empty if the kernel does not report it.
 pub fn boot() -> &'static str {
     static BOOT: OnceLock<String> = OnceLock::new();

@@ -157,7 +157,7 @@ pub mod sandbox;
 mod secret;
 mod shared_memory;
 pub mod snapshot;
-mod sparse_writer;
+mod sparse_file;
 pub mod store;
 pub mod supervisor;
 mod sync;

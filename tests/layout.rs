@@ -47,7 +47,7 @@ const FLOORS: [&[&str]; 13] = [
         "safe_path",
         "secret",
         "shared_memory",
-        "sparse_writer",
+        "sparse_file",
         "sync",
         "telemetry",
         "trust",

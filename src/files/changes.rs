@@ -37,7 +37,7 @@ impl Earlier {
         let links = files().filter(|(_, file)| is_job_link(file));
         Self {
             id,
-            kept_bytes: files().filter_map(|(_, file)| Some(file.kept()?.1)).sum(),
+            kept_bytes: files().map(|(_, file)| file.kept_bytes()).sum(),
             unsettled: unsettled.map(|(path, _)| path.clone()).collect(),
             links: links.map(|(path, _)| path.clone()).collect(),
             set,
@@ -47,7 +47,7 @@ impl Earlier {
     /// Returns the bytes of a path's content in the image.
     fn kept_bytes_of(&self, path: &Path) -> u64 {
         let file = self.set.files.get(path);
-        file.and_then(KeptFile::kept).map_or(0, |(_, bytes)| bytes)
+        file.map_or(0, KeptFile::kept_bytes)
     }
 }
 
@@ -246,7 +246,7 @@ fn describe(
     Changed {
         path: path.to_owned(),
         file,
-        earlier_bytes: known.and_then(KeptFile::kept).map_or(0, |(_, bytes)| bytes),
+        earlier_bytes: known.map_or(0, KeptFile::kept_bytes),
     }
 }
 

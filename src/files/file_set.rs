@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::{File, Metadata};
 use std::io::{self, BufRead, Write};
+use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -13,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::attributes;
 use super::describe::{Describer, FileId};
 use crate::safe_path::Spot;
-use crate::{checked, path_text};
+use crate::{checked, clock, path_text};
 
 /// A file, folder or link that the job has written.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -94,13 +95,13 @@ pub enum Kind {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Content {
-    /// In a stream of the image, from an offset on.
+    /// In a stream of the image.
     Kept {
         /// Name of the stream.
         stream: String,
-        /// Offset in the stream.
-        #[serde(deserialize_with = "checked::size")]
-        offset: u64,
+        /// Place in the stream.
+        #[serde(rename = "offset")]
+        place: StreamPlace,
     },
     /// In the file itself: the job has it open and appends to it. The list of open files has its size.
     Appended,
@@ -113,6 +114,57 @@ pub enum Content {
     },
     /// The content was not kept.
     Unkept(Unkept),
+}
+
+/// The place of a content in a stream.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum StreamPlace {
+    /// All bytes, from this offset on.
+    Whole(#[serde(deserialize_with = "checked::size")] u64),
+    /// Only the data of a file with holes.
+    Sparse {
+        /// Offset of the first of them in the stream.
+        #[serde(deserialize_with = "checked::size")]
+        first: u64,
+        /// Their positions in the file, from and to, in order. They follow each other in the stream.
+        #[serde(deserialize_with = "checked::ranges")]
+        ranges: Vec<(u64, u64)>,
+    },
+}
+
+impl StreamPlace {
+    /// Returns the offset in the stream.
+    #[must_use]
+    pub fn offset(&self) -> u64 {
+        match self {
+            Self::Whole(offset) | Self::Sparse { first: offset, .. } => *offset,
+        }
+    }
+
+    /// Sets the offset in the stream.
+    pub fn move_to(&mut self, to: u64) {
+        match self {
+            Self::Whole(offset) | Self::Sparse { first: offset, .. } => *offset = to,
+        }
+    }
+
+    /// Returns the positions in the file, which has this size.
+    pub(crate) fn ranges(&self, size: u64) -> Vec<Range<u64>> {
+        match self {
+            Self::Whole(_) => vec![0..size],
+            Self::Sparse { ranges, .. } => ranges.iter().map(|(from, to)| *from..*to).collect(),
+        }
+    }
+
+    /// Returns the number of bytes in the stream of a file of this size.
+    #[must_use]
+    pub fn bytes(&self, size: u64) -> u64 {
+        match self {
+            Self::Whole(_) => size,
+            Self::Sparse { ranges, .. } => ranges.iter().map(|(from, to)| to - from).sum(),
+        }
+    }
 }
 
 /// Reason why a content was not kept.
@@ -218,16 +270,22 @@ impl KeptFile {
         file
     }
 
-    /// Returns size and stream of a content in the image.
+    /// Returns stream, place and number of bytes of a content in the image.
     #[must_use]
-    pub fn kept(&self) -> Option<(&str, u64)> {
+    pub fn kept(&self) -> Option<(&str, &StreamPlace, u64)> {
         match &self.kind {
             Kind::File {
                 size,
-                content: Content::Kept { stream, .. },
-            } => Some((stream, *size)),
+                content: Content::Kept { stream, place },
+            } => Some((stream, place, place.bytes(*size))),
             _ => None,
         }
+    }
+
+    /// Returns the number of bytes that the image has of the content.
+    #[must_use]
+    pub fn kept_bytes(&self) -> u64 {
+        self.kept().map_or(0, |(_, _, bytes)| bytes)
     }
 
     /// Returns true if both are folders with the same mode, owner and attributes.
@@ -303,11 +361,11 @@ pub(super) fn born_ns(found: &Metadata) -> i64 {
 }
 
 pub(super) fn modified_ns(found: &Metadata) -> i64 {
-    found.mtime() * 1_000_000_000 + found.mtime_nsec()
+    clock::file_time_ns(found.mtime(), found.mtime_nsec())
 }
 
 pub(super) fn changed_ns(found: &Metadata) -> i64 {
-    found.ctime() * 1_000_000_000 + found.ctime_nsec()
+    clock::file_time_ns(found.ctime(), found.ctime_nsec())
 }
 
 /// The files of an image.

@@ -33,7 +33,7 @@ mod watcher;
 
 pub use changes::{OpenUse, OpenUses, SoFar};
 pub use file_comparison::SpareContents;
-pub use file_set::{Content, KeptFile, KeptFiles, Kind, Unkept, Writer, is_in_memory};
+pub use file_set::{Content, KeptFile, KeptFiles, Kind, StreamPlace, Unkept, Writer, is_in_memory};
 pub use held::Held;
 pub(crate) use job_files::REPORTS_ONLY;
 pub use job_files::{ACCOUNTING, Changes, Choice, ImageFiles, JobFiles, Kept};

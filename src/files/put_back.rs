@@ -11,14 +11,14 @@ use nix::sys::stat::SFlag;
 
 use super::attributes;
 use super::describe::FileId;
-use super::file_set::{Content, KeptFile, Kind, born_ns};
+use super::file_set::{Content, KeptFile, Kind, StreamPlace, born_ns};
 use super::held::{Held, clone_into};
 use super::lost::RollbackError;
 use super::record_line::{JobChange, Line, append};
 use super::rollback::Rollback;
 use crate::known_errors::is_disk_full;
 use crate::safe_path::{JobUsers, Spot, give, link_to};
-use crate::sparse_writer::{SparseWriter, copy_data};
+use crate::sparse_file::{SparseWriter, copy_data};
 use moving::{aside_path, between, check_removal, is_of_others, link, rename, set_aside};
 use settling::{not_of_others, put_back_folder, put_back_link, put_back_special, set_time};
 
@@ -326,10 +326,13 @@ where
             }
         };
         match (content, &held) {
-            (Content::Kept { stream, offset }, _) => {
+            (Content::Kept { stream, place }, _) => {
                 self.save(path, &target)?;
-                let mut sink = SparseWriter::new(&target);
-                (self.sources.content)(stream, *offset, size, &mut sink)?;
+                if matches!(place, StreamPlace::Sparse { .. }) {
+                    target.set_len(0)?;
+                }
+                let mut sink = SparseWriter::new(&target, place.ranges(size));
+                (self.sources.content)(stream, place.offset(), place.bytes(size), &mut sink)?;
                 target.set_len(size)?;
             }
             (Content::Held { .. }, Some((_, source)))

@@ -356,14 +356,8 @@ impl Rollback {
 
     /// Returns the contents that the rollback needs: stream, offset, bytes.
     pub fn contents(&self) -> impl Iterator<Item = (&str, u64, u64)> {
-        let files = self.put_back.iter().map(|(_, file)| &file.kind);
-        files.filter_map(|kind| match kind {
-            Kind::File {
-                size,
-                content: Content::Kept { stream, offset },
-            } => Some((stream.as_str(), *offset, *size)),
-            _ => None,
-        })
+        let files = self.put_back.iter().filter_map(|(_, file)| file.kept());
+        files.map(|(stream, place, bytes)| (stream, place.offset(), bytes))
     }
 }
 

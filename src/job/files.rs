@@ -21,7 +21,7 @@ use super::nodes::map_link;
 use super::obstacles::is_proc_file;
 use super::tree;
 use crate::sync::in_parts;
-use crate::{checked, path_text};
+use crate::{checked, clock, path_text};
 
 /// Prefix of the names of CRIU's temporary hard links; a number follows.
 pub(super) const LINK_PREFIX: &str = "link_remap.";
@@ -342,7 +342,7 @@ pub(super) fn flags(descriptor: &Descriptor) -> Result<OFlag, ProcError> {
 
 /// Returns the time of the last change of content, in nanoseconds since 1970.
 pub(super) fn modified_ns(metadata: &Metadata) -> i64 {
-    metadata.mtime() * 1_000_000_000 + metadata.mtime_nsec()
+    clock::file_time_ns(metadata.mtime(), metadata.mtime_nsec())
 }
 
 /// Returns true if `/proc` marks the name as deleted.

@@ -2,15 +2,15 @@
 
 use std::collections::HashMap;
 use std::fs::{self, DirBuilder, File, Metadata, OpenOptions};
-use std::io::{self, Read, Seek, SeekFrom};
+use std::io;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use nix::errno::Errno;
 use nix::sys::stat::{Mode, SFlag, UtimensatFlags, mknod, utimensat};
 use nix::sys::time::TimeSpec;
-use nix::unistd::{Whence, lseek};
 use rustix::fs::{XattrFlags, lgetxattr, llistxattr, lsetxattr};
+
+use crate::sparse_file::copy_data;
 
 /// Maximum size of a folder to copy: a copy takes some seconds, and there are three.
 pub(super) const COPY_BYTES_MAX: u64 = 1 << 30;
@@ -133,35 +133,12 @@ impl Copier<'_> {
 
 /// Copies the data around the holes.
 fn copy_content(from: &Path, to: &Path, length: u64) -> io::Result<()> {
-    let mut source = File::open(from)?;
-    let mut target = OpenOptions::new()
+    let target = OpenOptions::new()
         .write(true)
         .create_new(true)
         .mode(0o600)
         .open(to)?;
-    target.set_len(length)?;
-    let mut place = 0;
-    while place < length {
-        let Some(data) = seek(&source, place, Whence::SeekData)? else {
-            break;
-        };
-        let hole = seek(&source, data, Whence::SeekHole)?.unwrap_or(length);
-        source.seek(SeekFrom::Start(data))?;
-        target.seek(SeekFrom::Start(data))?;
-        io::copy(&mut source.by_ref().take(hole - data), &mut target)?;
-        place = hole;
-    }
-    Ok(())
-}
-
-/// Finds the next data or hole; `None` after the last data.
-fn seek(file: &File, place: u64, whence: Whence) -> io::Result<Option<u64>> {
-    let place = i64::try_from(place).map_err(io::Error::other)?;
-    match lseek(file, place, whence) {
-        Ok(found) => Ok(u64::try_from(found).ok()),
-        Err(Errno::ENXIO) => Ok(None),
-        Err(errno) => Err(errno.into()),
-    }
+    copy_data(&File::open(from)?, 0..length, &target, 0)
 }
 
 /// Sets the owner, mode, attributes and times of the original on the copy.

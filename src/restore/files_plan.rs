@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::bundled_files::companions;
 use super::error::RestoreError;
 use crate::files::{
-    Content, Done, ImageFiles, KeptFiles, Kind, Lost, Rollback, Sources, SpareContents,
+    Content, Done, ImageFiles, KeptFiles, Kind, Lost, Rollback, Sources, SpareContents, StreamPlace,
 };
 use crate::job::{self, Node, OpenFile, OtherBytes};
 use crate::run::image_facts::{ImageFacts, KEPT_LIST, rest_stream};
@@ -132,8 +132,8 @@ fn spare_contents(
                 continue;
             }
         }
-        let offset = 0;
-        spare.insert(path.clone(), Content::Kept { stream, offset });
+        let place = StreamPlace::Whole(0);
+        spare.insert(path.clone(), Content::Kept { stream, place });
     }
     Ok(spare)
 }

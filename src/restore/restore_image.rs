@@ -358,9 +358,8 @@ impl Restore<'_> {
         self.context.ongoing.step(Step::Restore);
         let files = &self.facts.files;
         let lock = job::DumpLock::to_restore(files);
-        let created = lock
-            .make_links(files, &self.facts.job_users())
-            .map_err(RestoreError::from);
+        let users = self.facts.job_users();
+        let created = lock.make_links(files, &users).map_err(RestoreError::from);
         let created = created.and_then(|()| {
             // Again: some seconds may have passed since the first check.
             job::check_unwritten(files)?;
@@ -373,7 +372,7 @@ impl Restore<'_> {
                 &rewound.ends,
             )
         });
-        job::remove_links(files);
+        job::remove_links(files, &users);
         drop(lock);
         // No process of the job has run yet, unless CRIU was killed at its very end.
         created.map_err(|error| {

@@ -2,20 +2,27 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use nix::libc;
 
 use super::error::SnapshotError;
-use crate::files::{Content, KeptFile, KeptFiles, Kind, Unkept};
+use crate::files::{Content, KeptFile, KeptFiles, Kind, StreamPlace, Unkept};
 use crate::run::run_context::RunContext;
 use crate::safe_path::{JobUsers, Spot};
+use crate::sparse_file::data_ranges;
 use crate::store::{ImageId, ImageReader, ImageWriter, StreamWriter, WriteError};
 
 /// Maximum number of earlier images' streams in a set; if there are more, the contents are merged into one stream.
 const STREAMS_MAX: usize = 32;
+
+/// Smallest hole that is left out, in bytes: zeros cost little, and a list of many ranges costs more.
+const HOLE_MIN: u64 = 1 << 20;
+/// Size of a block in `st_blocks`.
+const BLOCK_BYTES: u64 = 512;
 
 /// Contents in an image's own stream.
 pub(super) struct Contents {
@@ -43,14 +50,28 @@ impl Contents {
                 return Ok(());
             }
         };
-        let offset = self.offset;
-        let copied = self.stream.copy_from(&mut source.take(*size))?;
+        let Some(parts) = parts_to_keep(&source, *size).map_err(SnapshotError::Prepare)? else {
+            return Ok(());
+        };
+        let place = match parts.as_slice() {
+            [all] if *all == (0..*size) => StreamPlace::Whole(self.offset),
+            _ => StreamPlace::Sparse {
+                first: self.offset,
+                ranges: parts.iter().map(|part| (part.start, part.end)).collect(),
+            },
+        };
+        let mut copied = 0;
+        for part in parts {
+            (&source)
+                .seek(SeekFrom::Start(part.start))
+                .map_err(SnapshotError::Prepare)?;
+            let mut data = (&source).take(part.end - part.start);
+            copied += self.stream.copy_from(&mut data)?;
+        }
         self.offset += copied;
-        if copied == *size {
-            *content = Content::Kept {
-                stream: self.name.clone(),
-                offset,
-            };
+        if copied == place.bytes(*size) {
+            let stream = self.name.clone();
+            *content = Content::Kept { stream, place };
         }
         Ok(())
     }
@@ -66,7 +87,7 @@ impl Contents {
         let mut streams = BTreeSet::new();
         let mut live = 0;
         for file in set.files.values() {
-            if let Some((stream, bytes)) = file.kept().filter(|(it, _)| *it != self.name) {
+            if let Some((stream, _, bytes)) = file.kept().filter(|(it, ..)| *it != self.name) {
                 streams.insert(stream.to_owned());
                 live += bytes;
             }
@@ -103,11 +124,11 @@ impl Contents {
         image: &ImageReader,
         set: &mut KeptFiles,
     ) -> Result<(), SnapshotError> {
-        let mut by_stream: BTreeMap<String, Vec<(u64, u64, &mut u64)>> = BTreeMap::new();
+        let mut by_stream: BTreeMap<String, Vec<(u64, u64, &mut StreamPlace)>> = BTreeMap::new();
         for file in set.files.values_mut() {
             let Kind::File {
                 size,
-                content: Content::Kept { stream, offset },
+                content: Content::Kept { stream, place },
             } = &mut file.kind
             else {
                 continue;
@@ -115,22 +136,55 @@ impl Contents {
             if *stream != self.name {
                 let name = std::mem::replace(stream, self.name.clone());
                 let parts = by_stream.entry(name).or_default();
-                parts.push((*offset, *size, offset));
+                parts.push((place.offset(), place.bytes(*size), place));
             }
         }
         for (name, mut parts) in by_stream {
             parts.sort_unstable_by_key(|(from, ..)| *from);
-            let ranges = parts.iter().map(|(from, size, _)| (*from, *size));
+            let ranges = parts.iter().map(|(from, bytes, _)| (*from, *bytes));
             copy(&mut self.stream, |sink| {
                 image.copy_ranges(&name, ranges, sink)
             })?;
-            for (_, size, offset) in parts {
-                *offset = self.offset;
-                self.offset += size;
+            for (_, bytes, place) in parts {
+                place.move_to(self.offset);
+                self.offset += bytes;
             }
         }
         Ok(())
     }
+}
+
+/// Returns the number of bytes that an image has of a file of this size, roughly: holes do not count.
+pub(super) fn bytes_to_keep(path: &Path, size: u64) -> u64 {
+    if size < HOLE_MIN {
+        return size;
+    }
+    let found = Spot::of(path).and_then(|spot| spot.path().symlink_metadata());
+    found.map_or(size, |found| size.min(found.blocks() * BLOCK_BYTES))
+}
+
+/// Returns the parts of a file that an image keeps: all but large holes. `None` if the file has become shorter.
+fn parts_to_keep(file: &File, size: u64) -> io::Result<Option<Vec<Range<u64>>>> {
+    if size < HOLE_MIN {
+        return Ok(Some(vec![0..size]));
+    }
+    let data = data_ranges(file, 0..size)?;
+    if file.metadata()?.len() < size {
+        return Ok(None);
+    }
+    let mut parts = Vec::new();
+    let mut part = 0..0;
+    let end = std::iter::once(size..size);
+    for data in data.into_iter().chain(end) {
+        if data.start - part.end >= HOLE_MIN {
+            parts.push(std::mem::replace(&mut part, data));
+        } else {
+            part.end = data.end;
+        }
+    }
+    parts.push(part);
+    parts.retain(|part| !part.is_empty());
+    Ok(Some(parts))
 }
 
 fn forget_other(file: &mut KeptFile, name: &str) {
@@ -209,22 +263,27 @@ mod tests {
         }
         let earlier = store.read(earlier.commit(b"").unwrap().id).unwrap();
         let path = folder.path().join("file");
-        let of = |name: &str, stream: &str, offset, len: usize| {
+        let of = |name: &str, stream: &str, place, len: usize| {
             std::fs::write(&path, "x".repeat(len)).unwrap();
             let mut file = KeptFile::of(&path).unwrap();
             if let Kind::File { content, .. } = &mut file.kind {
                 let stream = stream.to_owned();
-                *content = Content::Kept { stream, offset };
+                *content = Content::Kept { stream, place };
             }
             (Path::new("/").join(name), file)
         };
+        let with_holes = StreamPlace::Sparse {
+            first: 4,
+            ranges: vec![(1, 2), (5, 7)],
+        };
         let mut set = KeptFiles::default();
         set.files.extend([
-            of("a", "first", 2, 3),
-            of("b", "first", 6, 1),
-            of("c", "second", 0, 2),
-            of("d", "own", 0, 4),
-            of("e", "first", 2, 0),
+            of("a", "first", StreamPlace::Whole(2), 3),
+            of("b", "first", StreamPlace::Whole(6), 1),
+            of("c", "second", StreamPlace::Whole(0), 2),
+            of("d", "own", StreamPlace::Whole(0), 4),
+            of("e", "first", StreamPlace::Whole(2), 0),
+            of("f", "first", with_holes, 9),
         ]);
         let writer = store.begin(&lock, options).unwrap();
         let mut contents = Contents {
@@ -238,19 +297,36 @@ mod tests {
         contents.stream.finish().unwrap();
         let image = store.read(writer.commit(b"").unwrap().id).unwrap();
         let read = set.files.values().map(|file| {
-            let Kind::File {
-                size,
-                content: Content::Kept { stream, offset },
-            } = &file.kind
-            else {
-                panic!("a content is missing: {file:?}");
-            };
+            let (stream, place, count) = file.kept().expect("a content");
             let mut bytes = Vec::new();
-            let copied = image.copy_range(stream, *offset, *size, &mut bytes);
+            let copied = image.copy_range(stream, place.offset(), count, &mut bytes);
             copied.unwrap();
             String::from_utf8(bytes).unwrap()
         });
-        assert_eq!(read.collect::<Vec<_>>(), ["aaa", "b", "cc", "dddd", ""]);
-        assert_eq!(image.len_of("own"), Some(10));
+        assert_eq!(
+            read.collect::<Vec<_>>(),
+            ["aaa", "b", "cc", "dddd", "", "axb"]
+        );
+        assert_eq!(image.len_of("own"), Some(13));
+    }
+
+    #[test]
+    fn large_holes_are_left_out_and_small_ones_kept() {
+        let file = tempfile::tempfile().unwrap();
+        let write = |at| std::os::unix::fs::FileExt::write_all_at(&file, &[1; 4096], at).unwrap();
+        let parts = |size| parts_to_keep(&file, size).unwrap();
+        file.set_len(4 << 30).unwrap();
+        assert_eq!(parts(4 << 30), Some(vec![]));
+        assert_eq!(parts((4 << 30) + 1), None, "it has become shorter");
+        assert_eq!(parts(7), Some(vec![0..7]));
+        for at in [8192, 1 << 19, 3 << 30, (4 << 30) - 8192] {
+            write(at);
+        }
+        let expected = [
+            0..(1 << 19) + 4096,
+            3 << 30..(3 << 30) + 4096,
+            (4 << 30) - 8192..4 << 30,
+        ];
+        assert_eq!(parts(4 << 30).unwrap(), expected);
     }
 }

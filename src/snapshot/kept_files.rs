@@ -18,7 +18,7 @@ use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use nix::libc::O_NOATIME;
 
 use super::appended_files::{self, Sets};
-use super::contents::{Contents, open};
+use super::contents::{Contents, bytes_to_keep, open};
 use super::error::SnapshotError;
 use super::job_facts::Opened;
 use crate::checked;
@@ -84,7 +84,7 @@ impl Busy {
             }
         }
         let is_busy = |file: &OpenFile| {
-            let is_quiet = now_ns - file.modified_ns > QUIET_NS && !file.is_mapped;
+            let is_quiet = now_ns.saturating_sub(file.modified_ns) > QUIET_NS && !file.is_mapped;
             file.is_appended() || !is_quiet
         };
         all.retain(is_busy);
@@ -126,11 +126,13 @@ impl Beforehand {
             let contents = &mut beforehand.contents;
             if let Some(file) = file
                 && file.has_no_content()
-                && file.size() <= files.keep_content
-                && contents.offset.saturating_add(file.size()) <= files.keep_total
                 && !busy.paths.contains(path)
             {
-                contents.copy(path, file)?;
+                let bytes = bytes_to_keep(path, file.size());
+                let total = contents.offset.saturating_add(bytes);
+                if bytes <= files.keep_content && total <= files.keep_total {
+                    contents.copy(path, file)?;
+                }
             }
         }
         so_far.iter_mut().for_each(SoFar::complete);
@@ -181,15 +183,20 @@ impl FileCopies {
         let files = &context.config.files;
         let wanted = keeping.choose(context, files.keep_content, files.keep_total);
         let deadline = begun + files.freeze;
-        for index in wanted {
-            keeping.copy_or_wait(index, deadline)?;
+        for (index, bytes) in wanted {
+            keeping.copy_or_wait(index, bytes, deadline)?;
         }
         keeping.freeze_seconds = (clock::now() - begun).as_secs_f64();
         Ok(keeping)
     }
 
-    /// Returns the positions of the files whose content is to be copied. Too large files are held instead.
-    fn choose(&mut self, context: &RunContext, keep_content: u64, keep_total: u64) -> Vec<usize> {
+    /// Returns the positions of the files whose content is to be copied, with its bytes. Too large files are held instead.
+    fn choose(
+        &mut self,
+        context: &RunContext,
+        keep_content: u64,
+        keep_total: u64,
+    ) -> Vec<(usize, u64)> {
         let earlier_bytes = self.changes.earlier.as_ref().map_or(0, |it| it.kept_bytes);
         let changed = self.changes.changed.iter();
         let replaced: u64 = changed.map(|it| it.earlier_bytes).sum();
@@ -208,27 +215,29 @@ impl FileCopies {
             let Kind::File { size, content } = &mut file.kind else {
                 continue;
             };
-            match content {
+            let (is_copied, bytes) = match content {
                 Content::Appended => continue,
-                Content::Kept { stream, .. } if *stream != self.contents.name => {
-                    total = total.saturating_add(*size);
+                Content::Kept { stream, place } if *stream != self.contents.name => {
+                    total = total.saturating_add(place.bytes(*size));
                     self.unread += 1;
                     continue;
                 }
-                Content::Kept { .. } | Content::Held { .. } | Content::Unkept(_) => {}
-            }
-            let is_copied = matches!(content, Content::Kept { .. });
+                Content::Kept { place, .. } => (true, place.bytes(*size)),
+                Content::Held { .. } | Content::Unkept(_) => {
+                    (false, bytes_to_keep(&changed.path, *size))
+                }
+            };
             // A file in memory does not survive a crash of the machine.
             if is_in_memory {
-                wanted.push(index);
-            } else if *size > keep_content {
+                wanted.push((index, bytes));
+            } else if bytes > keep_content {
                 large.push((index, Unkept::TooLarge));
-            } else if total.saturating_add(*size) > keep_total {
+            } else if total.saturating_add(bytes) > keep_total {
                 large.push((index, Unkept::TooMuch));
             } else {
-                total += *size;
+                total += bytes;
                 if !is_copied {
-                    wanted.push(index);
+                    wanted.push((index, bytes));
                 }
             }
         }
@@ -263,14 +272,19 @@ impl FileCopies {
         *content = done.unwrap_or(Content::Unkept(reason));
     }
 
-    fn copy_or_wait(&mut self, index: usize, deadline: Instant) -> Result<(), SnapshotError> {
+    fn copy_or_wait(
+        &mut self,
+        index: usize,
+        bytes: u64,
+        deadline: Instant,
+    ) -> Result<(), SnapshotError> {
         let changed = &self.changes.changed[index];
         let Some(file) = &changed.file else {
             return Ok(());
         };
         let must_be_now = file.is_mapped && is_in_memory(&changed.path);
         let frozen = self.contents.offset - self.beforehand_bytes;
-        let is_small = frozen + file.size() <= ALWAYS_BYTES;
+        let is_small = frozen + bytes <= ALWAYS_BYTES;
         if clock::now() < deadline || must_be_now || is_small {
             self.copy(index)?;
         } else if file.writer != Writer::Open && file.shows_changes(self.frozen_ns) {

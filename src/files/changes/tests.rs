@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use super::super::file_set::StreamPlace;
 use super::super::patterns::Patterns;
 use super::super::record_line::{JobChange, Line, append};
 use super::*;
@@ -25,7 +26,10 @@ fn found(open: &[(&str, bool)], later: &[Line], place: &Path) -> Vec<(String, bo
             && name != "empty"
         {
             let stream = "own".to_owned();
-            *content = Content::Kept { stream, offset: 0 };
+            *content = Content::Kept {
+                stream,
+                place: StreamPlace::Whole(0),
+            };
         }
         (path(name), Some(file))
     });
@@ -79,7 +83,10 @@ fn replaced_bytes_of_the_earlier_image_are_reported() {
         let mut file = KeptFile::of(&path(name)).unwrap();
         if let Kind::File { content, .. } = &mut file.kind {
             let stream = "own".to_owned();
-            *content = Content::Kept { stream, offset: 0 };
+            *content = Content::Kept {
+                stream,
+                place: StreamPlace::Whole(0),
+            };
         }
         (path(name), file)
     });

@@ -17,9 +17,9 @@ impl KeptFiles {
             };
             let shown = PathBuf::from(path.to_string_lossy().into_owned());
             match content {
-                Content::Kept { .. } => {
+                Content::Kept { place, .. } => {
                     kept.files += 1;
-                    kept.bytes = kept.bytes.saturating_add(*size);
+                    kept.bytes = kept.bytes.saturating_add(place.bytes(*size));
                 }
                 Content::Appended => {}
                 Content::Held { is_clone, .. } => {
@@ -49,7 +49,7 @@ const NAMED_MAX: usize = 10;
 pub struct Kept {
     /// Files whose content is in the image.
     pub files: usize,
-    /// Total size of these files in bytes.
+    /// Their bytes in the image.
     pub bytes: u64,
     /// Files whose content is not in the image.
     pub unkept: usize,

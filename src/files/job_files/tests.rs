@@ -1,7 +1,7 @@
 //! Tests of the job's files.
 
 use super::super::changes::OpenUse;
-use super::super::file_set::{Content, Kind, Writer};
+use super::super::file_set::{Content, Kind, StreamPlace, Writer};
 use super::super::lost::RollbackError;
 use super::super::record_line::JobChange;
 use super::super::rollback::Rollback;
@@ -84,8 +84,8 @@ fn an_image_of_another_machine_replaces_what_is_there() {
         std::fs::write(path(name), "as it is in the image").unwrap();
         let mut file = KeptFile::of(&path(name)).unwrap();
         if let Kind::File { content, .. } = &mut file.kind {
-            let (stream, offset) = (name.to_owned(), 0);
-            *content = Content::Kept { stream, offset };
+            let (stream, place) = (name.to_owned(), StreamPlace::Whole(0));
+            *content = Content::Kept { stream, place };
         }
         (path(name), file)
     });
@@ -126,8 +126,8 @@ fn an_equal_file_of_another_machine_is_the_jobs() {
         let mut file = KeptFile::of(path).unwrap();
         file.writer = Writer::Job;
         if let Kind::File { content, .. } = &mut file.kind {
-            let (stream, offset) = ("file".to_owned(), 0);
-            *content = Content::Kept { stream, offset };
+            let (stream, place) = ("file".to_owned(), StreamPlace::Whole(0));
+            *content = Content::Kept { stream, place };
         }
         (path.clone(), file)
     });

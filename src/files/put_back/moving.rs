@@ -13,7 +13,7 @@ use nix::libc::{ELOOP, ENOENT, ENOTDIR, ENOTEMPTY, EXDEV};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
 use crate::safe_path::{JobUsers, Spot};
-use crate::sparse_writer::copy_data;
+use crate::sparse_file::copy_data;
 
 /// Returns the spot of a file for the actor that its present owner determines; `None` if there is no such file.
 fn present(path: &Path, users: &JobUsers) -> io::Result<Option<(Spot, Metadata)>> {

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use super::super::file_set::{Content, Writer};
+use super::super::file_set::{Content, StreamPlace, Writer};
 use super::super::lost::{OnLost, Why};
 use super::super::record_line::{JobChange, Line, append};
 use super::scene::Scene;
@@ -15,7 +15,10 @@ fn begun() -> Scene {
     let path = scene.path("open");
     scene.set.files.get_mut(&path).unwrap().writer = Writer::Open;
     let stream = path.display().to_string();
-    let content = Content::Kept { stream, offset: 0 };
+    let content = Content::Kept {
+        stream,
+        place: StreamPlace::Whole(0),
+    };
     scene.spare.insert(path, content);
     scene
 }

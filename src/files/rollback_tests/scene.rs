@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use tempfile::TempDir;
 
 use super::super::file_comparison::{Place, SpareContents};
-use super::super::file_set::{Content, KeptFile, KeptFiles, Kind, changed_ns};
+use super::super::file_set::{Content, KeptFile, KeptFiles, Kind, StreamPlace, changed_ns};
 use super::super::held::Held;
 use super::super::lost::{Lost, OnLost, RollbackError};
 use super::super::patterns::Patterns;
@@ -73,7 +73,10 @@ impl Scene {
                 let stream = path.display().to_string();
                 self.contents
                     .insert(stream.clone(), fs::read(&path).unwrap());
-                *content = Content::Kept { stream, offset: 0 };
+                *content = Content::Kept {
+                    stream,
+                    place: StreamPlace::Whole(0),
+                };
             }
             self.set.files.insert(path, file);
         }

@@ -162,12 +162,12 @@ impl Drop for DumpLock {
 }
 
 /// Removes remaining links of a restore.
-pub fn remove_links(files: &[OpenFile]) {
+pub fn remove_links(files: &[OpenFile], users: &JobUsers) {
     for file in files {
         for link in &file.links {
             if *link == file.path || same_file(&file.path, link) {
                 // A remaining link is harmless.
-                let _ = Spot::of(link).and_then(|link| fs::remove_file(link.path()));
+                let _ = Spot::of_job(link, file.owner.0, users).and_then(|link| link.remove_file());
             }
         }
     }
@@ -397,7 +397,7 @@ mod tests {
             assert!(waits.recv().unwrap());
         });
         assert!(same_file(&second, &files[0].links[0]));
-        remove_links(&files);
+        remove_links(&files, &JobUsers::default());
         assert!(!files[0].links[0].exists());
     }
 

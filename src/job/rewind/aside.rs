@@ -10,7 +10,7 @@ use super::error::{RewindError, system};
 use crate::job::files::OpenFile;
 use crate::known_errors::is_disk_full;
 use crate::safe_path::Spot;
-use crate::sparse_writer::copy_data;
+use crate::sparse_file::copy_data;
 
 /// Data that was truncated or overwritten, and the file that it was saved in.
 #[derive(Clone, Debug, PartialEq, Eq)]

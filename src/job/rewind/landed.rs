@@ -238,11 +238,11 @@ impl Expected {
         if is_right {
             return Ok(());
         }
-        // CRIU has created it for the job, as root.
+        // CRIU has created it for the job, as root. By now the path may lead to an older socket of another program.
         let _ = Spot::of(&path).and_then(|spot| {
-            let is_sockets = spot.metadata()?.file_type().is_socket();
-            if is_sockets {
-                fs::remove_file(spot.path())
+            let found = spot.metadata()?;
+            if found.file_type().is_socket() && self.is_new(&found) {
+                spot.remove_file()
             } else {
                 Ok(())
             }
@@ -307,14 +307,18 @@ impl Expected {
             || path
                 .parent()
                 .is_some_and(|folder| folder.parent().is_none());
-        let is_new = match found.created() {
-            Ok(created) => created >= self.since,
-            Err(_) => self.others.is_empty(),
-        };
         is_memory
-            || is_new
+            || self.is_new(found)
             || self.others.contains(&found.uid())
             || self.noted.contains(&identity(found))
+    }
+
+    /// Returns true for a file that was created since the restore began.
+    fn is_new(&self, found: &Metadata) -> bool {
+        match found.created() {
+            Ok(created) => created >= self.since,
+            Err(_) => self.others.is_empty(),
+        }
     }
 }
 

@@ -69,6 +69,29 @@ os.remove(path)
     );
 }
 
+/// Holes do not count: each file is larger than `files.keep_total`, and than the memory and disk of most machines.
+#[apply(as_root_and_user)]
+fn files_with_large_holes_are_kept() {
+    survives(
+        r#"
+SIZE = 1 << 40
+shared = "/dev/shm/" + os.getcwd().replace("/", "-")
+for path in "open", "closed", shared: open(path, "wb").truncate(SIZE)
+file = open("open", "r+b", buffering=0)
+memory = mmap.mmap(os.open(shared, os.O_RDWR), SIZE)
+for i in steps():
+    places = [step * (SIZE // STEPS) + step for step in range(STEPS)]
+    with open("closed", "r+b", buffering=0) as closed:
+        for kept in file, closed:
+            kept.seek(places[i]); kept.write(b"%d" % i)
+            note([os.pread(kept.fileno(), 8, place) for place in places], os.stat(kept.fileno()).st_blocks < 2048)
+    memory[places[i]] = i + 1
+    note([memory[place] for place in places], os.stat(shared).st_blocks < 2048)
+os.remove(shared)
+"#,
+    );
+}
+
 #[apply(as_root_and_user)]
 fn pipes_keep_data_in_flight() {
     survives(
