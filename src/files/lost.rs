@@ -67,7 +67,7 @@ impl fmt::Display for Why {
                 f.write_str("replaced or removed by another program, and the job has it open")
             }
             Self::Unknown => f.write_str(
-                "changed or created since by an unknown program; list it in files.exclude if it is not the job's, so that it stays, or in files.include if the job writes it, so that it is rolled back",
+                "changed or created since by an unknown program; if the job writes it, list it in files.include, so that it is rolled back, otherwise in files.exclude, so that it stays",
             ),
             Self::Owner => f.write_str("belongs to another user now"),
             Self::Locked => {

@@ -91,6 +91,16 @@ impl<'a> Landing<'a> {
         let options = job::give_back_socket_options(&self.facts.socket_options, &processes);
         let terminals = job::hang_up_terminals(&self.facts.hung_up, &processes);
         job::disarm_timers(&self.facts.timers, &processes)?;
+        let sockets = &self.facts.sockets;
+        if sockets.closed && !sockets.connections.is_empty() {
+            // Each connection has two ends.
+            let connections = sockets.connections.len().div_ceil(2);
+            tracing::warn!(
+                connections,
+                "connections within the job are closed, because it uses the machine's network; with a network of its own \
+                 they are restored (network.namespace; without root this needs pasta)"
+            );
+        }
         for lost in attributes.into_iter().chain(options).chain(terminals) {
             tracing::warn!("the job differs from the snapshot: {lost}");
         }

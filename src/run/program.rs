@@ -15,7 +15,7 @@ pub enum ProgramError {
     #[error("no command: give one after --, as in: ckpt-run -- ./train")]
     Missing,
     /// The program does not exist.
-    #[error("cannot find {}: there is no such file or program on PATH", .0.display())]
+    #[error("cannot find {}: there is no such file or program on PATH that this user can reach", .0.display())]
     NotFound(PathBuf),
     /// The file is not a program.
     #[error("cannot run {}: it is not executable (chmod +x?)", .0.display())]

@@ -27,6 +27,9 @@ use crate::safe_path::{Spot, Way};
 /// Kernel file systems, in which no user creates names.
 const KERNEL_FOLDERS: [&str; 3] = ["/proc", "/sys", "/dev/pts"];
 
+/// The kernel's name of anonymous shared memory.
+const ANONYMOUS: &str = "/dev/zero (deleted)";
+
 /// The kernel's times of files are this much behind its clock at most, a tick of 10 ms.
 const TIMES_ARE_LATE: Duration = Duration::from_millis(20);
 
@@ -100,7 +103,8 @@ impl Expected {
             others: users.iter().copied().filter(is_other).collect(),
             since: SystemTime::now() - TIMES_ARE_LATE,
             ours: ours.to_vec(),
-            has_link: false,
+            // Such a node is a socket that was bound by a name with a link.
+            has_link: nodes.iter().any(|node| node.kind == NodeKind::Socket),
         };
         let files = files.iter().map(|file| (&file.path, file.owner.0));
         let nodes = nodes.iter().filter(|node| node.kind != NodeKind::Socket);
@@ -208,6 +212,7 @@ impl Expected {
         for map in maps {
             // `/proc/PID/maps` is read as text, so a name that is not UTF-8 is checked through its link.
             if let MMapPath::Path(path) = &map.pathname
+                && !is_memory(path)
                 && seen.insert(path.clone())
             {
                 let link = map_link(pid, &map);
@@ -273,6 +278,7 @@ impl Expected {
         if !path.is_absolute()
             || path.parent().is_none()
             || KERNEL_FOLDERS.iter().any(|own| path.starts_with(own))
+            || is_memory(&path)
             || self.ours.iter().any(is_ours)
         {
             return Ok(());
@@ -284,7 +290,7 @@ impl Expected {
         let found = fs::metadata(link);
         let found = found.map_err(|error| LandedError::Process(process.pid, error))?;
         let is_right = match wanted {
-            None if is_deleted(&path) => self.is_right_without_name(&path, &found),
+            None if is_deleted(&path) => self.is_right_without_name(&found),
             Some(wanted) => *wanted == identity(&found) || is_of_layer(link, &path, &found),
             // Devices and sockets have no content and are not among the image's paths.
             None => !(found.is_file() || found.is_dir() || found.file_type().is_fifo()),
@@ -301,14 +307,8 @@ impl Expected {
     /// Returns true for a file that can be the job's although its name was removed: CRIU has just created it, it is a
     /// user's of the job, or it had another name. A user may have put another file there and removed its name, or given it
     /// a name with the kernel's mark.
-    fn is_right_without_name(&self, path: &Path, found: &Metadata) -> bool {
-        // Memory without a file has such names in the root folder. A memfd can have any name.
-        let is_memory = path.as_os_str().as_bytes().starts_with(MEMFD)
-            || path
-                .parent()
-                .is_some_and(|folder| folder.parent().is_none());
-        is_memory
-            || self.is_new(found)
+    fn is_right_without_name(&self, found: &Metadata) -> bool {
+        self.is_new(found)
             || self.others.contains(&found.uid())
             || self.noted.contains(&identity(found))
     }
@@ -320,6 +320,17 @@ impl Expected {
             Err(_) => self.others.is_empty(),
         }
     }
+}
+
+/// Returns true for the kernel's name of memory without a file. Such names are in the root folder, except that of anonymous
+/// shared memory; a memfd can have any name. Only root can make files there. Without root, the link of a mapping of
+/// memory cannot be followed.
+fn is_memory(path: &Path) -> bool {
+    let is_in_root_folder = path
+        .parent()
+        .is_some_and(|folder| folder.parent().is_none());
+    path.as_os_str().as_bytes().starts_with(MEMFD)
+        || is_deleted(path) && (is_in_root_folder || path == Path::new(ANONYMOUS))
 }
 
 /// Returns true for a mapping of a file on an overlay: the kernel shows the file of the layer below, on another device.

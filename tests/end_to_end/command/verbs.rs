@@ -256,7 +256,7 @@ hooks.on_give_up = "no-program"
     for part in [
         "metrics.textfile: there is no folder no-folder, ",
         "metrics.textfile: the node exporter reads only files with names in .prom",
-        "hooks.after_restore: cannot find no-program: there is no such file or program on PATH; ",
+        "hooks.after_restore: cannot find no-program: there is no such file or program on PATH that this user can reach; ",
     ] {
         assert!(warnings.contains(part), "{part}: {warnings}");
     }

@@ -13,6 +13,11 @@ use crate::harness::{ON_REQUEST, Place, Run};
 const PRELUDE: &str = r#"
 import array, ctypes, fcntl, hashlib, mmap, os, select, signal, socket, struct, subprocess, sys, threading, time
 
+# Others could replace this file. Therefore a restore checks all files that it has opened.
+os.makedirs("open-to-all", exist_ok=True)
+os.chmod("open-to-all", 0o777)
+replaceable = open("open-to-all/file", "w")
+
 STEPS = 20
 notes = []
 libc = ctypes.CDLL(None, use_errno=True)

@@ -264,7 +264,7 @@ assert data >= 0
 os.write(data, b"after"); os.close(data)"#;
     let (place, said) = refusal(raw, |_| ());
     assert!(
-        said.contains("data") && said.contains("in files.include if the job writes it"),
+        said.contains("data") && said.contains("if the job writes it, list it in files.include"),
         "{said}"
     );
     assert_eq!(place.text("data"), "after");

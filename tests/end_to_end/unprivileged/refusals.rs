@@ -31,6 +31,11 @@ fn connections_are_closed_at_a_restore_and_servers_come_back() {
     let place = Place::new();
     snapshot_crash_and_end(&place, place.start_python(&ON_REQUEST, CONNECTED));
     assert_eq!(place.text("out"), "ready\nBrokenPipeError\nb'y'\n");
+    let said = place.text("err");
+    assert!(
+        said.contains("connections within the job are closed") && said.contains("connections=1"),
+        "{said}"
+    );
 }
 
 #[apply(as_user)]

@@ -127,7 +127,11 @@ impl fmt::Display for Reason {
                 "restarted {max} times without progress, the limit of restart.max"
             ),
             Self::CrashedAgain(crashes) => {
-                write!(f, "crashed {crashes} times without progress")
+                write!(
+                    f,
+                    "crashed {crashes} times without progress; its output shows why, and the same command continues from \
+                     the newest image"
+                )
             }
             Self::NoImage => f.write_str("there is no image yet"),
         }
