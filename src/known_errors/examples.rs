@@ -65,6 +65,14 @@ pub(super) const LINES: &[(&str, &str)] = &[
         "watches files",
     ),
     (
+        "(00.02)      9: Error (criu/pie/restorer.c:1802): madvise(0x7f5f6dd3c000, 8192, MADV_GUARD_INSTALL) failed with -22",
+        "locked memory",
+    ),
+    (
+        "(00.02) Error (criu/proc_parse.c:312): Can't open 13359/map_files/7f1655ed7000-7f1655ee7000 on procfs: Input/output error",
+        "cannot be read",
+    ),
+    (
         "(00.02) Error (criu/files-reg.c:1444): Unaccessible path opened 65024:2, need 71:1",
         "no path leads to",
     ),

@@ -198,6 +198,16 @@ pub static CAUSES: &[Cause] = &[
         "let it end the watch of a deleted file, or of one below another mount; without root, all watches",
     ),
     criu(
+        &["madvise(", "MADV_GUARD_INSTALL"],
+        "the image has locked memory with guard pages, which CRIU cannot restore",
+        "let the job lock no memory (mlockall)",
+    ),
+    criu(
+        &["Can't open ", "map_files", "Input/output error"],
+        "the job has shared memory with pages that cannot be read (guard pages, MADV_GUARD_INSTALL)",
+        "run ckpt-run as root, or let the job make them with mprotect",
+    ),
+    criu(
         &["Unaccessible path opened"],
         "the job has a file open that no path leads to, such as one of another mount namespace",
         "open the file inside the job",

@@ -77,7 +77,8 @@ fn more_specific_line_has_precedence() {
 /// Checks that the table's texts occur in the CRIU program, except for texts of the C library.
 #[test]
 fn criu_has_the_texts_that_it_is_known_by() {
-    const OF_THE_KERNEL: [&str; 13] = [
+    const OF_THE_KERNEL: [&str; 14] = [
+        "Input/output error",
         "Network is unreachable",
         "Too many levels of symbolic links",
         "Invalid cross-device link",

@@ -8,6 +8,7 @@
 //! - A program that was executed from a memfd ("No entry for reg-file-ID").
 //! - A System V segment that is mapped in part ("Sysv shmem with a hole not supported").
 //! - A file of which CRIU finds no name.
+//! - Locked memory with guard pages (`MADV_GUARD_INSTALL`): a restore locks it first, and the kernel refuses the guards then.
 //! - Without root, a System V segment in two mappings side by side: CRIU takes the second one for memory without a segment.
 //!
 //! They are searched before the freeze only: programs make such mappings when they start.
@@ -34,6 +35,8 @@ pub(super) fn find(processes: &[Process]) -> Option<Obstacle> {
             Finding::NoVdso
         } else if maps.iter().any(is_sealed) {
             Finding::SealedMapping
+        } else if has_locked_guards(process.host_pid) {
+            Finding::LockedGuards
         } else if is_from_memory(process) {
             Finding::MemoryProgram
         } else if has_part_of_segment(&maps) {
@@ -59,6 +62,22 @@ fn name_elsewhere(pid: i32, map: &MemoryMap) -> Option<Finding> {
     };
     let about = is_deleted(path).then(|| map_link(pid, map).metadata())?;
     path_without_names(path, &about.ok()?).map(Finding::NameElsewhere)
+}
+
+/// Kernels before 6.18 do not show which memory has guard pages.
+fn has_locked_guards(pid: i32) -> bool {
+    let has_locked = tree::status(pid).is_ok_and(|status| status.vmlck.is_some_and(|kib| kib > 0));
+    has_locked
+        && fs::read_to_string(format!("/proc/{pid}/smaps")).is_ok_and(|text| {
+            let mut flags = text
+                .lines()
+                .filter_map(|line| line.strip_prefix("VmFlags:"));
+            flags.any(|flags| {
+                ["lo", "gu"]
+                    .iter()
+                    .all(|one| flags.split(' ').any(|it| it == *one))
+            })
+        })
 }
 
 fn is_from_memory(process: &Process) -> bool {

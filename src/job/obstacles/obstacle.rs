@@ -57,6 +57,7 @@ impl Obstacle {
             | Finding::HugePages { .. }
             | Finding::NoVdso
             | Finding::SealedMapping
+            | Finding::LockedGuards
             | Finding::SplitSegment
             | Finding::SegmentPart
             | Finding::MemoryProgram
@@ -277,6 +278,12 @@ pub enum Finding {
          descriptor for reading only"
     )]
     SealedMapping,
+    /// Memory is locked and has guard pages.
+    #[error(
+        "has locked memory with guard pages (mlockall, MADV_GUARD_INSTALL), which CRIU cannot restore; let it lock no \
+         memory, or lock it before it starts threads (MCL_FUTURE)"
+    )]
+    LockedGuards,
     /// A System V segment has two mappings side by side.
     #[error(
         "has a System V segment in two mappings side by side (two shmat, or one and mprotect), which CRIU cannot save \

@@ -1,7 +1,9 @@
 //! State that an image would lack or that cannot be restored, and state that a snapshot would harm: refused by name,
 //! and the job continues.
 
-use crate::harness::{ON_REQUEST, Place, apply, as_root_and_user, stderr};
+use std::process::Command;
+
+use crate::harness::{ON_REQUEST, Place, apply, as_root_and_user, skip, stderr, stdout};
 
 /// Starts the job, which prints "ready", and returns the message with which a snapshot is refused. The job must
 /// continue.
@@ -73,6 +75,32 @@ while open(f"/proc/{ended}/stat").read().rpartition(") ")[2][0] != "Z": time.sle
     );
     assert!(
         said.contains("(python3) runs without its first thread") && said.contains("pthread_join"),
+        "{said}"
+    );
+}
+
+/// Memory with a guard page.
+const GUARDED: &str = r"
+import ctypes, mmap
+MADV_GUARD_INSTALL = 102
+libc, memory = ctypes.CDLL(None), mmap.mmap(-1, 1 << 16, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+place = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(memory)))
+libc.madvise(place, 4096, MADV_GUARD_INSTALL)
+";
+
+/// glibc 2.42 has such pages below the stacks of threads.
+#[apply(as_root_and_user)]
+fn locked_memory_with_guard_pages_is_refused_by_name() {
+    let shown = format!("{GUARDED}print(' gu' in open('/proc/self/smaps').read())");
+    let shown = Command::new("python3").args(["-c", &shown]).output();
+    if stdout(&shown.expect("python3 starts")) != "True\n" {
+        skip("this kernel does not show guard pages (Linux 6.18)");
+        return;
+    }
+    // The call fails at the guard page, and the memory is locked.
+    let said = refusal(&format!("{GUARDED}libc.mlock(place, 1 << 16)"));
+    assert!(
+        said.contains("locked memory with guard pages") && said.contains("MCL_FUTURE"),
         "{said}"
     );
 }
