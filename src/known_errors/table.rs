@@ -27,6 +27,8 @@ const fn cuda(
 
 const IO_URING: &str = "the job uses io_uring, which CRIU cannot dump";
 const HIDE_IO_URING: &str = "start it with sandbox.io_uring = \"hide\", the default";
+const OTHER_SIZE: &str = "a file that the job has open changed its size";
+const OTHER_TYPE: &str = "a file that the job has open changed its type";
 const PUT_BACK: &str = "put the file back as it was at the snapshot, or restore an older image";
 const PID_TAKEN: &str = "a process id of the job is in use";
 const OWN_PIDS: &str = "run with isolation = \"namespaces\"";
@@ -38,16 +40,8 @@ pub static CAUSES: &[Cause] = &[
         "the path of a file of the job contains a link, in a folder that another user can write to",
         "replace the link by the folder, or mount the folder there",
     ),
-    criu(
-        &["has bad size"],
-        "a file that the job has open changed its size",
-        PUT_BACK,
-    ),
-    criu(
-        &["has bad mode"],
-        "a file that the job has open changed its type",
-        PUT_BACK,
-    ),
+    criu(&["has bad size"], OTHER_SIZE, PUT_BACK),
+    criu(&["has bad mode"], OTHER_TYPE, PUT_BACK),
     criu(
         &["has bad build-ID"],
         "a program or library of the job was replaced",
