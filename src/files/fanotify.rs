@@ -6,6 +6,7 @@
 //!
 //! The format of events is that of fanotify(7): metadata, then records, each with a file handle and perhaps a name.
 
+use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 use std::ffi::{CString, OsString};
 use std::fs::{self, File, Metadata};
@@ -110,6 +111,8 @@ pub(super) struct Batch {
 pub(super) struct Group {
     fanotify: File,
     filesystems: HashMap<FilesystemId, Vec<PathBuf>>,
+    /// Paths by whose mount points the job and ckpt-run know their folders. Other mount points may show the same ones.
+    used: Vec<PathBuf>,
     /// Cached paths of folders by file system and handle. The rename of a folder empties it.
     folders: HashMap<FileKey, PathBuf>,
     /// Folders in which changes by other programs are reported.
@@ -120,7 +123,7 @@ pub(super) struct Group {
 impl Group {
     /// # Errors
     /// `EPERM` without `CAP_SYS_ADMIN` in the initial user namespace, `EINVAL` on kernels before 5.9.
-    pub fn new() -> io::Result<Self> {
+    pub fn new(used: Vec<PathBuf>) -> io::Result<Self> {
         let flags = libc::FAN_CLASS_NOTIF
             | libc::FAN_CLOEXEC
             | libc::FAN_NONBLOCK
@@ -141,6 +144,7 @@ impl Group {
         Ok(Self {
             fanotify: fanotify?,
             filesystems: HashMap::new(),
+            used,
             folders: HashMap::new(),
             known: HashSet::new(),
             buffer: vec![0; READ_BYTES],
@@ -164,6 +168,11 @@ impl Group {
         let roots = self.filesystems.entry(id).or_default();
         if !roots.iter().any(|known| known == path) {
             roots.push(path.to_owned());
+            let depth = |root: &PathBuf| {
+                let is_used = self.used.iter().any(|path| path.starts_with(root));
+                is_used.then(|| root.components().count())
+            };
+            roots.sort_by_key(|root| Reverse(depth(root)));
         }
         Ok(())
     }
@@ -443,13 +452,13 @@ fn path_below(root: &Path, id: FilesystemId, handle: &[u8]) -> io::Result<PathBu
     let folder = about(Path::new(&descriptor))?;
     for _ in 0..PATH_TRIES {
         let path = fs::read_link(&descriptor)?;
+        if path.is_absolute() && about(&path).is_ok_and(|found| found == folder) {
+            return Ok(path);
+        }
         if path.as_os_str().as_bytes().ends_with(b" (deleted)") || !path.is_absolute() {
             return Err(io::Error::from_raw_os_error(libc::ESTALE));
         }
         // The folder may have been renamed meanwhile.
-        if about(&path).is_ok_and(|found| found == folder) {
-            return Ok(path);
-        }
     }
     // A folder outside the mounted subtree has no path, or the path of another folder.
     Err(io::ErrorKind::NotFound.into())

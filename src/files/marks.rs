@@ -54,7 +54,7 @@ pub(super) fn watch_all(group: &mut Group) -> io::Result<Line> {
 /// Returns the mount points of the file systems of which a watcher would not learn all changes, each after a plus sign, and of
 /// the others, after a minus sign, in lines; `None` if all can be watched. The witness reads them (`src/witness/report.rs`).
 pub(crate) fn mounts_to_report() -> Option<OsString> {
-    let watched = Group::new().and_then(|mut group| watch_all(&mut group));
+    let watched = Group::new(Vec::new()).and_then(|mut group| watch_all(&mut group));
     let Ok(Line::Mounts { watched, unwatched }) = watched else {
         return Some("+/".into());
     };

@@ -139,7 +139,8 @@ struct Watcher {
 
 impl Watcher {
     fn begin(ours: Vec<PathBuf>, log: &mut Log) -> io::Result<Self> {
-        let mut group = Group::new()?;
+        let used = ours.iter().cloned().chain(std::env::current_dir());
+        let mut group = Group::new(used.collect())?;
         let mounts = watch_all(&mut group)?;
         // An earlier watcher's last line may be incomplete.
         log.text.push(b'\n');

@@ -1,6 +1,8 @@
 //! Checks of an image against this machine that need only its facts, and no byte of its streams: an image that is
 //! elsewhere is refused before anything of it is downloaded.
 
+use std::path::Path;
+
 use super::bundled_files::is_part;
 use super::error::RestoreError;
 use crate::job::{self, OpenFile, OtherBytes};
@@ -9,6 +11,20 @@ use crate::run::image_facts::ImageFacts;
 
 /// Limit on the instructions that are named.
 const NAMED_MAX: usize = 8;
+
+/// Checks that the working folder has not been renamed since the snapshot: the job would continue in a new one. `started`
+/// is its path at this program's start, which has stayed in it.
+pub(super) fn check_folder(facts: &ImageFacts, started: &Path) -> Result<(), RestoreError> {
+    let now = std::env::current_dir().ok().filter(|now| now != started);
+    let is_needed = || facts.nodes.iter().any(|node| node.path == started);
+    match now {
+        Some(now) if is_needed() => Err(RestoreError::Renamed {
+            then: started.to_owned(),
+            now,
+        }),
+        Some(_) | None => Ok(()),
+    }
+}
 
 /// Checks the processor.
 pub(super) fn check_cpu(facts: &ImageFacts) -> Result<(), RestoreError> {

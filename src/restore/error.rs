@@ -2,6 +2,7 @@
 
 use std::error::Error;
 use std::io;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::cuda;
@@ -27,6 +28,18 @@ pub enum RestoreError {
         "cannot restore an image of user {0}, made without privileges: only that user can; run ckpt-run as that user (sudo -u '#{0}')"
     )]
     OtherUser(u32),
+    /// The working folder has another name. Nothing was changed.
+    #[error(
+        "cannot restore the job in {}: this folder was renamed to {} since the snapshot; rename it back",
+        then.display(),
+        now.display()
+    )]
+    Renamed {
+        /// Its path at the snapshot.
+        then: PathBuf,
+        /// Its path.
+        now: PathBuf,
+    },
     /// The processor lacks instructions that the job may use. Nothing was changed.
     #[error(
         "cannot restore on this processor ({now}): it lacks {missing}, which that of the image ({then}) has; use a machine \

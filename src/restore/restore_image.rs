@@ -18,7 +18,7 @@ use std::time::Duration;
 use nix::unistd::geteuid;
 
 use super::bundled_files;
-use super::compatibility::{check_cpu, check_read_files};
+use super::compatibility::{check_cpu, check_folder, check_read_files};
 use super::criu_restore::{run_criu, tcp};
 use super::error::RestoreError;
 use super::files_plan::{Kept, has_come};
@@ -75,6 +75,7 @@ pub(crate) fn examine(
         return Err(RestoreError::OtherUser(user));
     }
     check_cpu(&facts)?;
+    check_folder(&facts, &context.directory)?;
     let look = |cuda_facts| gpu_resume::examine(context, standby, id, cuda_facts);
     let gpus = facts.cuda.as_ref().map(look).transpose()?.flatten();
     let other_bytes = other_bytes(context);

@@ -56,6 +56,11 @@ pub fn await_children() {
     act(libc::SIGCHLD, Some(libc::SIG_DFL));
 }
 
+/// Ignores SIGXFSZ, so that a write beyond the limit on files (`ulimit -f`) fails with EFBIG.
+pub fn survive_file_limits() {
+    act(libc::SIGXFSZ, Some(libc::SIG_IGN));
+}
+
 /// Dispositions and mask with which a job starts. Bit `n - 1` of a set stands for signal `n`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct CallersSignals {

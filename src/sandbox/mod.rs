@@ -39,7 +39,7 @@ mod spawn;
 mod tool_start;
 mod user_namespace;
 
-pub use callers_signals::await_children;
+pub use callers_signals::{await_children, survive_file_limits};
 pub use clocks::Clocks;
 pub use forbidden::Forbidden;
 pub use host::{Sandbox, SandboxError, ToolRun};

@@ -1,4 +1,4 @@
-//! Folders that the dying job removes together with files that an image needs.
+//! Folders that the dying job removes together with files that an image needs, and a renamed working folder.
 
 use std::fs;
 
@@ -6,7 +6,9 @@ use nix::sys::signal::kill;
 use nix::unistd::Pid;
 
 use super::survival::{Survival, survives};
-use crate::harness::{apply, as_root, as_root_and_user, wait_until};
+use crate::harness::{
+    ON_REQUEST, Ordinary, Place, apply, as_root, as_root_and_user, stderr, wait_until,
+};
 
 /// As soon as there is a file `tidy`, once: removes `folder`, then kills the job's first process. Python's
 /// multiprocessing does this in the opposite order, with a race against the end of the sandbox.
@@ -102,4 +104,33 @@ for i in steps():
 os.kill(child, signal.SIGKILL)
 "#,
     );
+}
+
+#[apply(as_root_and_user)]
+fn a_working_folder_that_was_renamed_is_named() {
+    let place = Place::new();
+    let (was, is, store) = (place.file("was"), place.file("is"), place.file("store"));
+    fs::create_dir(&was).unwrap();
+    if let Some(user) = Ordinary::of_test() {
+        user.owns(&was);
+    }
+    let in_store = ["--store", store.to_str().unwrap()];
+    let options = [ON_REQUEST, in_store].concat();
+    let job = "echo ready; while ! [ -e go ]; do sleep 0.02; done";
+    let mut run = place.start_with(&options, &["sh", "-c", job], |command| {
+        command.current_dir(&was);
+    });
+    place.wait_for("out", "ready\n");
+    let taken = place.verb(&["snapshot", in_store[0], in_store[1]]);
+    assert!(taken.status.success(), "{}", stderr(&taken));
+    fs::rename(&was, &is).unwrap();
+    run.crash();
+    assert_eq!(run.wait(), 125, "{}", place.text("err"));
+    let said = place.text("err");
+    let now = format!("renamed to {}", is.display());
+    assert!(
+        said.contains(&now) && said.contains("rename it back"),
+        "{said}"
+    );
+    assert!(!was.exists(), "the job would continue in a new folder");
 }

@@ -67,6 +67,35 @@ fn start_on_machine(place: &Place, environment: &[(&str, &str)], machine: &str, 
     })
 }
 
+/// `/home` is often such a mount. The record names a folder as the job and ckpt-run do.
+#[apply(as_root)]
+fn a_working_folder_that_is_mounted_from_another_place_is_the_jobs() {
+    let place = Place::new();
+    for folder in ["from", "seen"] {
+        std::fs::create_dir(place.file(folder)).unwrap();
+    }
+    let machine = r#"mount --bind from seen && cp job.py seen && cd seen && exec "$@" </dev/null"#;
+    let script = r#"
+import os, time
+def wait(name):
+    while not os.path.exists(name): time.sleep(0.01)
+open("closed", "w").write("first")
+print("ready", flush=True); wait("../accept")
+with open("closed", "r+") as file: text = file.read() + " second"; file.write(" second")
+print(text, flush=True); wait("../go")
+"#;
+    let mut run = start_on_machine(&place, &[], machine, script);
+    place.wait_for("out", "ready");
+    let taken = place.verb(&["snapshot", "--store", "from/.ckpt-run"]);
+    assert!(taken.status.success(), "{}", stderr(&taken));
+    std::fs::write(place.file("accept"), "").unwrap();
+    place.wait_for("out", "first second");
+    run.crash();
+    place.go();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    assert_eq!(place.text("out"), "ready\nfirst second\n");
+}
+
 /// Has process accounting, in the shell's PID namespace, and programs that end beside ckpt-run.
 const ACCOUNTED: &str = r#"mount -t tmpfs none /var/log && mkdir /var/log/account && : >/var/log/account/pacct || exit
     python3 -c 'import ctypes, sys; sys.exit(ctypes.CDLL(None).acct(b"/var/log/account/pacct"))' || exit
