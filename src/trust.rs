@@ -10,15 +10,15 @@ use nix::unistd::{Gid, Group, Uid, User, geteuid};
 /// Variable in which sudo stores the calling user. A user who may run ckpt-run by sudo may run everything.
 const SUDO_VARIABLE: &str = "SUDO_UID";
 
-/// Variable with the user namespace before which a parent process checked the owners of folders. It is no setting, so it
-/// lacks their prefix.
+/// Variable with the user namespace before which a parent process, or the user, checked the owners of folders. It is no
+/// setting, so it lacks their prefix.
 pub(crate) const CHECKED_VARIABLE: &str = "_CKPT_RUN_OWNERS_CHECKED";
 
 /// Name and value of a variable.
 pub(crate) type Variable = (&'static str, OsString);
 
 /// Link to the user namespace of this process.
-const NAMESPACE: &str = "/proc/self/ns/user";
+pub(crate) const NAMESPACE: &str = "/proc/self/ns/user";
 
 /// User on whose behalf this process acts.
 #[derive(Clone, Copy, Debug)]
@@ -59,8 +59,20 @@ pub(crate) fn owners_checked() -> io::Result<Variable> {
 fn unmapped() -> Option<u32> {
     let checked_in = std::env::var_os(CHECKED_VARIABLE)?;
     let is_here = fs::read_link(NAMESPACE).is_ok_and(|here| here == Path::new(&checked_in));
-    let overflow = is_here.then(|| fs::read_to_string("/proc/sys/kernel/overflowuid"))?;
-    overflow.ok()?.trim().parse().ok()
+    is_here.then(overflow_user)?
+}
+
+/// Returns the number that the kernel shows for users without a number in this user namespace.
+fn overflow_user() -> Option<u32> {
+    let number = fs::read_to_string("/proc/sys/kernel/overflowuid").ok()?;
+    number.trim().parse().ok()
+}
+
+/// Returns true for the number of users who have none in this user namespace. Where all have one, it is that of a user.
+pub(crate) fn has_no_number(user: u32) -> bool {
+    let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    let has_all = map.split_whitespace().eq(["0", "0", "4294967295"]);
+    !has_all && overflow_user() == Some(user)
 }
 
 /// Returns true if a group is its owner's private group, which most systems create for each user: it has the owner's

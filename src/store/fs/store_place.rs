@@ -9,7 +9,7 @@
 //! | of another user | if the user is root, or became root by sudo |
 //! | writable for a group or for all | with the sticky bit, if the entry in it belongs to a trusted user |
 //! | writable for a group | if the group has the name of the folder's owner and no other member; or, without root, if this user is a member |
-//! | of a user without a number in a rehearsal's user namespace | `rehearse` checked it before it entered the namespace |
+//! | of a user without a number in this user namespace | `rehearse`, or the user, checked it (`trust::CHECKED_VARIABLE`) |
 //! | in a container's volume | always: the container's creator is responsible |
 
 use std::ffi::OsStr;
@@ -21,7 +21,7 @@ use nix::unistd::{Gid, getegid, getgroups};
 use rustix::fs::Stat;
 
 use crate::path_walk::{self, Entry, WalkError};
-use crate::trust::{self, ActingFor};
+use crate::trust::{self, ActingFor, CHECKED_VARIABLE, NAMESPACE};
 
 /// Files that container engines create in a container, and the variable that Kubernetes sets.
 const CONTAINER_MARKS: [&str; 2] = ["/.dockerenv", "/run/.containerenv"];
@@ -48,6 +48,18 @@ pub enum PlaceError {
         owner: u32,
         /// User id of this process.
         user: u32,
+    },
+    /// A folder on the path belongs to a user who has no number in this user namespace.
+    #[error(
+        "{folder} belongs to root or to another user without a number in this user namespace, who could put another store \
+         at {store}: if all folders above it are root's or your own, confirm that by `export \
+         {CHECKED_VARIABLE}=$(readlink {NAMESPACE})`; otherwise use another --store"
+    )]
+    Unmapped {
+        /// The store.
+        store: PathBuf,
+        /// The folder.
+        folder: PathBuf,
     },
     /// A folder on the path is writable for others.
     #[error(
@@ -193,6 +205,9 @@ impl Refusal {
     fn error(self, store: &Path, user: u32) -> PlaceError {
         let store = store.to_owned();
         match self {
+            Self::Owner(folder, owner) if trust::has_no_number(owner) => {
+                PlaceError::Unmapped { store, folder }
+            }
             Self::Owner(folder, owner) => PlaceError::Owner {
                 store,
                 folder,

@@ -100,6 +100,23 @@ fn doctor_has_no_problem_as_root_of_a_user_namespace() {
     );
 }
 
+/// As in a container that maps its caller alone.
+#[apply(as_user)]
+fn folders_of_a_user_without_a_number_can_be_confirmed() {
+    let place = Place::new();
+    let command = place.command(&["--interval", "never", "--", "true"]);
+    let rights = "--inh-caps=-all --ambient-caps=-all";
+    let unconfirmed = "readlink() { :; };";
+    for (before, expected) in [(unconfirmed, 125), ("", 0)] {
+        let mut command = in_user_namespace(&command, "--map-current-user", before, rights);
+        let output = output_of(&place, &mut command);
+        let said = stderr(&output);
+        assert_eq!(code(output.status), expected, "{said}");
+        let remedy = "export _CKPT_RUN_OWNERS_CHECKED=$(readlink /proc/self/ns/user)";
+        assert_eq!(said.contains(remedy), expected != 0, "{said}");
+    }
+}
+
 #[apply(as_user)]
 fn the_setting_that_forbids_user_namespaces_is_named() {
     let place = Place::new();
