@@ -69,7 +69,7 @@ fn start_on_machine(place: &Place, environment: &[(&str, &str)], machine: &str, 
 
 /// `/home` is often such a mount. The record names a folder as the job and ckpt-run do.
 #[apply(as_root)]
-fn a_working_folder_that_is_mounted_from_another_place_is_the_jobs() {
+fn a_bind_mount_as_working_folder_is_the_jobs() {
     let place = Place::new();
     for folder in ["from", "seen"] {
         std::fs::create_dir(place.file(folder)).unwrap();
