@@ -99,7 +99,7 @@ pub enum Content {
     Kept {
         /// Name of the stream.
         stream: String,
-        /// Place in the stream.
+        /// Place in the stream. A program that knows no holes expects a number here, and refuses the image.
         #[serde(rename = "offset")]
         place: StreamPlace,
     },
