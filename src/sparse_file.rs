@@ -1,10 +1,10 @@
 //! Files with holes: where their data are, a writer that leaves holes, and copies that keep them.
 
 use std::collections::VecDeque;
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
@@ -14,7 +14,7 @@ use nix::unistd::{Whence, lseek64};
 #[derive(Debug)]
 pub(crate) struct SparseWriter<'a> {
     file: &'a File,
-    /// What is left of the ranges.
+    /// Ranges that are still to be filled, in order.
     ranges: VecDeque<Range<u64>>,
 }
 
@@ -72,6 +72,12 @@ impl Write for SparseWriter<'_> {
     }
 }
 
+/// Returns the bytes that a file has on its disk: holes have none.
+pub(crate) fn allocated_bytes(found: &Metadata) -> u64 {
+    const BLOCK_BYTES: u64 = 512;
+    found.blocks() * BLOCK_BYTES
+}
+
 /// Returns the parts of a range of a file that are no holes, in order.
 ///
 /// # Errors
@@ -120,7 +126,6 @@ pub(crate) fn copy_data(
 mod tests {
     use super::*;
     use std::fs;
-    use std::os::unix::fs::MetadataExt;
 
     #[test]
     fn pages_of_zeros_become_holes_and_the_rest_is_written() {

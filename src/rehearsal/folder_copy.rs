@@ -10,14 +10,12 @@ use nix::sys::stat::{Mode, SFlag, UtimensatFlags, mknod, utimensat};
 use nix::sys::time::TimeSpec;
 use rustix::fs::{XattrFlags, lgetxattr, llistxattr, lsetxattr};
 
-use crate::sparse_file::copy_data;
+use crate::sparse_file::{allocated_bytes, copy_data};
 
 /// Maximum size of a folder to copy: a copy takes some seconds, and there are three.
 pub(super) const COPY_BYTES_MAX: u64 = 1 << 30;
 /// Maximum number of files in a folder to copy, for the same reason.
 pub(super) const COPY_FILES_MAX: usize = 20_000;
-/// Size of a block in `st_blocks`.
-const BLOCK_BYTES: u64 = 512;
 /// Longest list and longest value of extended attributes (`XATTR_LIST_MAX`, `XATTR_SIZE_MAX`).
 const ATTRIBUTE_BYTES_MAX: usize = 64 << 10;
 
@@ -44,7 +42,7 @@ pub(super) fn measure(folder: &Path, is_excluded: &dyn Fn(&Path) -> bool) -> io:
         for path in entries(&next, is_excluded)? {
             let found = fs::symlink_metadata(&path)?;
             size.files += 1;
-            size.bytes += found.blocks() * BLOCK_BYTES;
+            size.bytes += allocated_bytes(&found);
             if !size.is_small() {
                 return Ok(size);
             }
@@ -213,7 +211,7 @@ mod tests {
             Path::new("../nowhere")
         );
         assert_eq!(about("sparse").len(), (64 << 20) + 3);
-        assert!(about("sparse").blocks() * BLOCK_BYTES < 1 << 20);
+        assert!(allocated_bytes(&about("sparse")) < 1 << 20);
         assert!(about("pipe").file_type().is_fifo());
     }
 }

@@ -13,7 +13,7 @@ use super::error::SnapshotError;
 use crate::files::{Content, KeptFile, KeptFiles, Kind, StreamPlace, Unkept};
 use crate::run::run_context::RunContext;
 use crate::safe_path::{JobUsers, Spot};
-use crate::sparse_file::data_ranges;
+use crate::sparse_file::{allocated_bytes, data_ranges};
 use crate::store::{ImageId, ImageReader, ImageWriter, StreamWriter, WriteError};
 
 /// Maximum number of earlier images' streams in a set; if there are more, the contents are merged into one stream.
@@ -21,8 +21,6 @@ const STREAMS_MAX: usize = 32;
 
 /// Smallest hole that is left out, in bytes: zeros cost little, and a list of many ranges costs more.
 const HOLE_MIN: u64 = 1 << 20;
-/// Size of a block in `st_blocks`.
-const BLOCK_BYTES: u64 = 512;
 
 /// Contents in an image's own stream.
 pub(super) struct Contents {
@@ -160,7 +158,7 @@ pub(super) fn bytes_to_keep(path: &Path, size: u64) -> u64 {
         return size;
     }
     let found = Spot::of(path).and_then(|spot| spot.path().symlink_metadata());
-    found.map_or(size, |found| size.min(found.blocks() * BLOCK_BYTES))
+    found.map_or(size, |found| size.min(allocated_bytes(&found)))
 }
 
 /// Returns the parts of a file that an image keeps: all but large holes. `None` if the file has become shorter.

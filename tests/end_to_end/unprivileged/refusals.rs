@@ -100,7 +100,7 @@ fn doctor_has_no_problem_as_root_of_a_user_namespace() {
     );
 }
 
-/// As in a container that maps its caller alone.
+/// Some containers map only the user who starts them.
 #[apply(as_user)]
 fn folders_of_a_user_without_a_number_can_be_confirmed() {
     let place = Place::new();
