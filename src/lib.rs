@@ -93,6 +93,8 @@ mod plugin {
     #[cfg(test)]
     mod extended_registers;
     #[cfg(test)]
+    mod faults;
+    #[cfg(test)]
     #[allow(dead_code, reason = "the plugin uses the rest")]
     mod filters;
     #[cfg(test)]

@@ -58,7 +58,7 @@ pub(super) const LINES: &[(&str, &str)] = &[
     ),
     (
         "(00.02) Error (compel/src/lib/infect.c:323): Can't dump the 20861 thread with a pending SIGTRAP.",
-        "blocks a pending SIGTRAP",
+        "blocks a pending SIGTRAP, or was stopped at a breakpoint of its own",
     ),
     (
         "(00.02) Error (criu/fsnotify.c:284): fsnotify: \tCan't dump that handle",

@@ -183,8 +183,8 @@ pub static CAUSES: &[Cause] = &[
     ),
     criu(
         &["thread with a pending SIGTRAP"],
-        "a thread of the job blocks a pending SIGTRAP",
-        "let it receive the signal, or not block it",
+        "a thread of the job blocks a pending SIGTRAP, or was stopped at a breakpoint of its own",
+        "let it receive the signal, or not block it; after a breakpoint, try again",
     ),
     criu(
         &["fsnotify: ", "Can't dump that handle"],

@@ -3,8 +3,9 @@
 //!
 //! ```text
 //! dump     CHECKPOINT_DEVICES                 all tasks are frozen: waits once for the supervisor's answer; checks
-//!                                             seccomp filters (`filters`); makes interrupted calls go on; saves
-//!                                             what CRIU omits (`omitted_state`)
+//!                                             seccomp filters (`filters`); lets threads receive the signals of
+//!                                             faults (`faults`); makes interrupted calls go on; saves what CRIU
+//!                                             omits (`omitted_state`)
 //!          HANDLE_DEVICE_VMA, DUMP_EXT_FILE   a listed device?  0 (nothing to save) : -ENOTSUP (CRIU refuses)
 //!          exit                               see `omitted_state`
 //! restore  RESTORE_EXT_FILE                   → /dev/null
@@ -24,6 +25,7 @@ use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
+use super::faults::let_faults_arrive;
 use super::filters::are_inherited;
 use super::guard;
 use super::inode::Inode;
@@ -183,6 +185,9 @@ fn may_be_dumped(pid: c_int) -> bool {
         return false;
     }
     if !are_inherited(pid) {
+        return false;
+    }
+    if let_faults_arrive(pid).is_none() {
         return false;
     }
     late_signals::note_process(pid);

@@ -30,13 +30,13 @@ const INFO_WORDS: usize = 16;
 
 /// A queue of signals: that of a process, or of one thread.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Queue {
+pub struct Queue {
     thread: c_int,
     is_shared: bool,
 }
 
 impl Queue {
-    const fn of_thread(thread: c_int) -> Self {
+    pub const fn of_thread(thread: c_int) -> Self {
         Self {
             thread,
             is_shared: false,
@@ -193,12 +193,12 @@ fn is_of_timer(info: &[u64; INFO_WORDS]) -> bool {
 }
 
 /// Returns the number of a signal, which is at least 1.
-fn number_of(info: &[u64; INFO_WORDS]) -> u64 {
+pub fn number_of(info: &[u64; INFO_WORDS]) -> u64 {
     (info[0] & u64::from(u32::MAX)).max(1)
 }
 
 /// Returns a signal of a stopped thread's queue, which stays there; `None` behind the last one.
-fn peek(queue: Queue, offset: u64) -> Option<[u64; INFO_WORDS]> {
+pub fn peek(queue: Queue, offset: u64) -> Option<[u64; INFO_WORDS]> {
     let wanted = Peek {
         offset,
         flags: if queue.is_shared { SHARED } else { 0 },

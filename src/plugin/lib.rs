@@ -25,6 +25,7 @@ mod call_dispatch;
 mod connection;
 mod exit_codes;
 mod extended_registers;
+mod faults;
 mod filters;
 mod frozen_files;
 mod guard;

@@ -17,9 +17,9 @@ use super::listing::{for_each_line, with_file};
 use super::mapping::range;
 use super::text::number;
 use super::tracing::{
-    ORIG_RAX, PTRACE_INTERRUPT, R8, R9, R10, RAX, RDI, RDX, RIP, RSI, Registers, SYSCALL,
-    SYSCALL_BYTES, below_stack, is_native, peek, poke, poke_all, ptrace, registers, request,
-    set_registers, waiting_signals,
+    ORIG_RAX, PTRACE_CONT, PTRACE_INTERRUPT, R8, R9, R10, RAX, RDI, RDX, RIP, RSI, Registers,
+    SYSCALL, SYSCALL_BYTES, below_stack, is_native, peek, poke, poke_all, ptrace, registers,
+    request, set_registers, waiting_signals,
 };
 
 /// Makes the calls of a list: entries `THREAD PERSONALITY MODE LOW HIGH`, in decimal, separated by semicolons. The last
@@ -78,12 +78,9 @@ impl Remote {
     /// Returns `None` for a thread that has exited, or in which no instruction can be executed.
     pub fn begin(thread: c_int) -> Option<Self> {
         let registers = registers(thread).filter(is_native)?;
-        let (mut mask, size) = (0_u64, size_of::<u64>() as u64);
-        // SAFETY: the kernel writes a mask of this size.
-        if unsafe { ptrace(PTRACE_GETSIGMASK, thread, size, &raw mut mask) } != 0
-            // It would be delivered instead of a step, once it is no longer blocked.
-            || mask & SIGTRAP_BIT != 0 && has_pending_trap(thread)
-        {
+        let (mask, size) = (mask(thread)?, size_of::<u64>() as u64);
+        // It would be delivered instead of a step, once it is no longer blocked.
+        if mask & SIGTRAP_BIT != 0 && has_pending_trap(thread) {
             return None;
         }
         let (code, place) = places(thread)?;
@@ -224,6 +221,13 @@ pub fn rest(thread: c_int) -> bool {
     was_stopped
 }
 
+/// Returns the mask of the signals that a stopped thread blocks.
+pub fn mask(thread: c_int) -> Option<u64> {
+    let (mut mask, size) = (0_u64, size_of::<u64>() as u64);
+    // SAFETY: the kernel writes a mask of this size.
+    (unsafe { ptrace(PTRACE_GETSIGMASK, thread, size, &raw mut mask) } == 0).then_some(mask)
+}
+
 /// Returns true for a thread that is in 64-bit code of this machine.
 pub fn can_call(thread: c_int) -> bool {
     registers(thread).is_some_and(|registers| is_native(&registers))
@@ -268,7 +272,7 @@ fn has_pending_trap(thread: c_int) -> bool {
 }
 
 /// Waits until a thread has stopped.
-fn wait(thread: c_int, status: &mut c_int) -> bool {
+pub fn wait(thread: c_int, status: &mut c_int) -> bool {
     loop {
         // SAFETY: there is room for the status.
         if unsafe { waitpid(thread, status, WALL) } == thread {
@@ -291,7 +295,6 @@ const OFFSET_OF_SEQUENCE: u64 = 8;
 const NODES: u64 = 65;
 const SYS_PERSONALITY: u64 = 135;
 const SYS_SET_MEMPOLICY: u64 = 238;
-const PTRACE_CONT: c_int = 7;
 const PTRACE_SINGLESTEP: c_int = 9;
 const PTRACE_GETSIGMASK: c_int = 0x420a;
 const PTRACE_SETSIGMASK: c_int = 0x420b;
@@ -301,7 +304,7 @@ const SIGTRAP: c_int = 5;
 const SIGTRAP_BIT: u64 = 1 << (SIGTRAP - 1);
 const SIGSTOP: c_int = 19;
 /// Low byte of the status of a stopped thread. The next byte is the signal.
-const STOPPED: c_int = 0x7f;
+pub const STOPPED: c_int = 0x7f;
 /// Status of a thread that has executed an instruction.
 const STEPPED: c_int = SIGTRAP << 8 | STOPPED;
 /// Status of a thread that is about to receive SIGSTOP.

@@ -117,6 +117,7 @@ pub const PTRACE: c_long = 101;
 pub const PTRACE: c_long = 117;
 const PTRACE_PEEKDATA: c_int = 2;
 const PTRACE_POKEDATA: c_long = 5;
+pub const PTRACE_CONT: c_int = 7;
 pub const PTRACE_INTERRUPT: c_int = 0x4207;
 const PTRACE_GETREGS: c_int = 12;
 const PTRACE_SETREGS: c_int = 13;

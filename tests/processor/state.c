@@ -345,6 +345,43 @@ static void signal_wait(void) {
     with_thread(wait_for_signal);
 }
 
+// --- Faults that the program handles, as language runtimes do, and calls that a handler makes
+
+static volatile long faults_handled;
+
+// Skips the instruction.
+static void on_instruction(int number, siginfo_t *about, void *context) {
+    (void)about;
+    faults_handled++;
+    ((ucontext_t *)context)->uc_mcontext.gregs[REG_RIP] += number == SIGILL ? 2 : 3;
+}
+
+static void *make_calls(void *unused) {
+    struct sigaction action = {.sa_sigaction = on_call, .sa_flags = SA_SIGINFO};
+    sigaction(SIGSYS, &action, NULL);
+    if (prctl(DISPATCH, 1, 0, 0, &is_blocked)) missing();
+    for (;;) {
+        is_blocked = 1;
+        if (syscall(SYS_getppid) != ANSWER) thread_wrong = "a call is not dispatched";
+        is_blocked = 0;
+    }
+    return unused;
+}
+
+static void faults(void) {
+    char *page = mmap(NULL, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    struct sigaction action = {.sa_sigaction = on_instruction, .sa_flags = SA_SIGINFO};
+    sigaction(SIGSEGV, &action, NULL);
+    sigaction(SIGILL, &action, NULL);
+    pthread_t id;
+    pthread_create(&id, NULL, make_calls, NULL);
+    for (long made = 0;;) {
+        for (int i = 0; i < 20 * 1000; i++, made += 2)
+            asm volatile("movb (%0), %%al\n nop\n ud2" : : "r"(page) : "rax", "memory");
+        tell(made != faults_handled ? "a fault was not handled once" : thread_wrong);
+    }
+}
+
 // --- Landlock
 
 // The program may not notice that it is no longer confined: the kernel must have told it at the beginning.
@@ -386,7 +423,7 @@ int main(int count, char **arguments) {
     struct { const char *name; void (*run)(void); } kinds[] = {
         {"tiles", tiles}, {"permission", permission}, {"live-tiles", live_tiles}, {"keys", keys},
         {"hidden-keys", hidden_keys}, {"unreadable-code", unreadable_code}, {"dispatch", dispatch}, {"sequence", sequence}, {"landlock", landlock}, {"trap", trap},
-        {"thread-folder", thread_folder}, {"thread-files", thread_files}, {"deadline", deadline}, {"signal-wait", signal_wait},
+        {"thread-folder", thread_folder}, {"thread-files", thread_files}, {"deadline", deadline}, {"signal-wait", signal_wait}, {"faults", faults},
     };
     for (unsigned i = 0; count == 2 && i < sizeof kinds / sizeof *kinds; i++)
         if (!strcmp(arguments[1], kinds[i].name)) kinds[i].run();
