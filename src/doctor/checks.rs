@@ -12,6 +12,7 @@ use serde::Serialize;
 use super::user_sandbox::UserSandbox;
 use super::{gpu_checks, host_checks, space_checks};
 use crate::criu::{CheckError, Criu, Search};
+use crate::known_errors::{self, Symptom};
 
 /// The result of one check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -90,6 +91,8 @@ impl Check {
 fn criu_checks(search: &Search, sandbox: Option<&UserSandbox>) -> Vec<Check> {
     const FOUND: &str = "criu";
     const CHECKED: &str = "criu check";
+    const PRIVILEGES: &str =
+        "run as root; in a container with the options of `ckpt-run template docker`";
     let criu = match Criu::find(search) {
         Ok(criu) => criu,
         Err(error) => {
@@ -107,11 +110,11 @@ fn criu_checks(search: &Search, sandbox: Option<&UserSandbox>) -> Vec<Check> {
     };
     let checked = match answer {
         Ok(()) => Check::ok(CHECKED, "kernel and privileges suffice"),
-        Err(reason) => Check::problem(
-            CHECKED,
-            reason,
-            "run as root; in a container with the options of `ckpt-run template docker`",
-        ),
+        Err(reason) => {
+            let known = known_errors::find(&[Symptom::Criu(&reason)]);
+            let remedy = known.map_or(PRIVILEGES, |(known, _)| known.remedy);
+            Check::problem(CHECKED, reason, remedy)
+        }
     };
     vec![Check::ok(FOUND, found), checked]
 }

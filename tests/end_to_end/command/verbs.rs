@@ -1,10 +1,11 @@
 //! Verbs that print data, as text and as JSON.
 
 use std::fs;
+use std::process::Command;
 
 use serde_json::Value;
 
-use crate::harness::{Place, apply, as_root, code, stderr, stdout};
+use crate::harness::{Place, apply, as_root, code, criu_prefix, program, stderr, stdout};
 
 #[apply(as_root)]
 fn image_verbs_print_json_with_the_documented_fields() {
@@ -127,6 +128,20 @@ fn doctor_prints_its_checks_as_json() {
         assert!(["ok", "note", "problem"].contains(&check["status"].as_str().unwrap()));
         assert!(check["remedy"].is_string() != (check["status"] == "ok"));
     }
+}
+
+#[apply(as_root)]
+fn doctor_knows_what_criu_lacks() {
+    let place = Place::new();
+    let mut without_loopback = Command::new("unshare");
+    without_loopback
+        .args(["--net", program(), "doctor", "--criu"])
+        .arg(criu_prefix().expect("a CRIU of the tests"));
+    place.in_folder(&mut without_loopback);
+    let output = without_loopback.output().expect("unshare starts");
+    assert_eq!(code(output.status), 1);
+    let said = stdout(&output);
+    assert!(said.contains("-> ip link set lo up\n"), "{said}");
 }
 
 #[test]
