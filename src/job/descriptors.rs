@@ -17,8 +17,11 @@ use rustix::path::DecInt;
 use super::tree::{self, Process, TreeError};
 use crate::sync::in_parts;
 
-/// Beginning of the kernel's name for a file in memory that never had a path.
-pub(super) const MEMFD: &[u8] = b"/memfd:";
+/// Returns true for the kernel's name for a file in memory that never had a path.
+pub(super) fn is_memfd(path: &Path) -> bool {
+    path.as_os_str().as_bytes().starts_with(b"/memfd:")
+}
+
 /// Longest target of a link.
 const TARGET_BYTES_MAX: usize = 4096;
 

@@ -8,7 +8,6 @@ use std::collections::HashSet;
 use std::ffi::OsString;
 use std::fs;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -16,6 +15,7 @@ use serde::Deserialize;
 use super::format::chain;
 use crate::files::Held;
 use crate::path_text;
+use crate::sparse_file::allocated_bytes;
 use crate::store::fs::durable::TEMPORARY_PREFIX;
 use crate::store::{ImageEntry, ListError, ReadError, Store, StoreLock};
 
@@ -69,7 +69,7 @@ impl Copies {
             let name = entry.file_name();
             let is_file = entry.metadata().is_ok_and(|found| found.is_file());
             if is_file && is_ours(&name.to_string_lossy()) && !kept.contains(&name) {
-                copies.bytes += entry.metadata().map_or(0, |found| found.blocks() * 512);
+                copies.bytes += entry.metadata().map_or(0, |found| allocated_bytes(&found));
                 copies.paths.push(entry.path());
             }
         }

@@ -22,6 +22,7 @@ use nix::unistd::geteuid;
 use procfs::process::{MMPermissions, MMapPath, MemoryMap};
 
 use super::{Finding, Obstacle};
+use crate::job::descriptors::is_memfd;
 use crate::job::files::{is_deleted, path_without_names};
 use crate::job::nodes::map_link;
 use crate::job::tree::{self, Process};
@@ -82,7 +83,7 @@ fn has_locked_guards(pid: i32) -> bool {
 
 fn is_from_memory(process: &Process) -> bool {
     let program = fs::read_link(format!("/proc/{}/exe", process.host_pid));
-    program.is_ok_and(|program| program.to_string_lossy().starts_with("/memfd:"))
+    program.is_ok_and(|program| is_memfd(&program))
 }
 
 /// Returns true if a segment is mapped from a place behind its beginning, and what is before that is not mapped before it.
@@ -110,7 +111,7 @@ fn are_of_one_segment(pair: &[MemoryMap]) -> bool {
 }
 
 fn is_sealed(pid: i32, map: &MemoryMap) -> bool {
-    let is_memfd = matches!(&map.pathname, MMapPath::Path(path) if path.to_string_lossy().starts_with("/memfd:"));
+    let is_memfd = matches!(&map.pathname, MMapPath::Path(path) if is_memfd(path));
     let only_read =
         map.perms & (MMPermissions::SHARED | MMPermissions::WRITE) == MMPermissions::SHARED;
     if !is_memfd || !only_read {

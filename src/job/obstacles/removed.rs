@@ -25,7 +25,7 @@ use nix::unistd::{getegid, geteuid};
 use procfs::process::Stat;
 
 use super::{Finding, Obstacle};
-use crate::job::descriptors::{Descriptor, Descriptors, MEMFD, Target};
+use crate::job::descriptors::{Descriptor, Descriptors, Target, is_memfd};
 use crate::job::files::{is_deleted, path_without_names};
 use crate::job::nodes::{Borrower, BoundFile, Use, is_socket};
 use crate::job::tree::Process;
@@ -124,7 +124,7 @@ fn dump_order(processes: &[(Process, Stat)]) -> Vec<i32> {
 fn removed(path: &Path, about: &Metadata) -> Option<PathBuf> {
     let bytes = path.as_os_str().as_bytes();
     // The kernel removes the names of an exited process from /proc itself.
-    let is_kernels = path.starts_with("/proc") || bytes.starts_with(MEMFD);
+    let is_kernels = path.starts_with("/proc") || is_memfd(path);
     let is_removed = about.nlink() == 0 && !is_kernels;
     let path = bytes.strip_suffix(REMOVED).filter(|_| is_removed)?;
     Some(OsStr::from_bytes(path).into())

@@ -7,7 +7,6 @@
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, Metadata};
 use std::io;
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -17,7 +16,7 @@ use nix::sys::statfs::{OVERLAYFS_SUPER_MAGIC, statfs};
 use nix::unistd::geteuid;
 use procfs::process::MMapPath;
 
-use crate::job::descriptors::MEMFD;
+use crate::job::descriptors::is_memfd;
 use crate::job::files::{OpenFile, is_deleted};
 
 use crate::job::nodes::{Borrower, Node, NodeKind, is_socket, map_link};
@@ -329,8 +328,7 @@ fn is_memory(path: &Path) -> bool {
     let is_in_root_folder = path
         .parent()
         .is_some_and(|folder| folder.parent().is_none());
-    path.as_os_str().as_bytes().starts_with(MEMFD)
-        || is_deleted(path) && (is_in_root_folder || path == Path::new(ANONYMOUS))
+    is_memfd(path) || is_deleted(path) && (is_in_root_folder || path == Path::new(ANONYMOUS))
 }
 
 /// Returns true for a mapping of a file on an overlay: the kernel shows the file of the layer below, on another device.

@@ -1,17 +1,14 @@
 //! Disk usage of a store, computed from its files alone: no key is needed, and no manifest is read.
 
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
 use super::image_list::manifest_id;
+use crate::sparse_file::allocated_bytes;
 use crate::store::error::ReadError;
 use crate::store::format::file_names;
 use crate::store::format::store_folder::{IMAGES, PACKS};
-
-/// Bytes per block in the block counts of `stat`.
-const BLOCK_BYTES: u64 = 512;
 
 /// Disk usage of a store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,8 +28,8 @@ pub fn usage(store: &Path) -> Result<Usage, ReadError> {
     for folder in [IMAGES, PACKS] {
         for (path, kind) in file_names::list(&store.join(folder))? {
             // A file that was removed meanwhile occupies nothing.
-            let blocks = path.symlink_metadata().map_or(0, |file| file.blocks());
-            usage.bytes += blocks * BLOCK_BYTES;
+            let found = path.symlink_metadata();
+            usage.bytes += found.map_or(0, |found| allocated_bytes(&found));
             usage.images += u64::from(manifest_id(kind).is_some());
         }
     }

@@ -10,9 +10,10 @@ use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::hole_punch::{self, Holes, Scope, Users, disk_bytes};
+use super::hole_punch::{self, Holes, Scope, Users};
 use super::image_list::Found;
 use super::sweep::Swept;
+use crate::sparse_file::allocated_bytes;
 use crate::store::error::{ReadError, WriteError};
 use crate::store::format::file_names::{self, FileKind};
 use crate::store::format::image_id::ImageId;
@@ -180,5 +181,5 @@ fn marks(store: &Store, ids: &HashSet<ImageId>) -> Result<Vec<PathBuf>, ReadErro
 
 /// Returns the disk space of a file, or 0 if it cannot be read: the number is only reported.
 pub(crate) fn space(path: &Path) -> u64 {
-    fs::symlink_metadata(path).map_or(0, |found| disk_bytes(&found))
+    fs::symlink_metadata(path).map_or(0, |found| allocated_bytes(&found))
 }

@@ -9,11 +9,11 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs;
 use std::io;
 use std::ops::Range;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 
+use crate::sparse_file::allocated_bytes;
 use crate::store::error::{ReadError, WriteError};
 use crate::store::format::image_id::ImageId;
 use crate::store::format::manifest::{Content, Manifest};
@@ -210,7 +210,7 @@ pub(crate) fn holes_of(path: &Path, pack: Pack, live: &[Range<u64>]) -> Option<H
         .len
         .next_multiple_of(PAGE_BYTES)
         .saturating_sub(dead_bytes);
-    let bytes = disk_bytes(&found).saturating_sub(rest);
+    let bytes = allocated_bytes(&found).saturating_sub(rest);
     (bytes >= GAIN_BYTES_MIN).then(|| Holes {
         path: path.to_owned(),
         ranges,
@@ -244,22 +244,16 @@ pub(crate) fn give_back(holes: &[Holes]) -> Result<u64, WriteError> {
 /// Punches holes; the file keeps its length. The holes need not survive a power failure.
 fn punch(path: &Path, ranges: &[Range<u64>]) -> io::Result<u64> {
     let file = ops::open(path)?;
-    let before = disk_bytes(&file.metadata()?);
+    let before = allocated_bytes(&file.metadata()?);
     for range in ranges {
         ops::punch(&file, range.start, length(range))?;
     }
-    Ok(before.saturating_sub(disk_bytes(&file.metadata()?)))
+    Ok(before.saturating_sub(allocated_bytes(&file.metadata()?)))
 }
 
 fn is_unsupported(error: &io::Error) -> bool {
     let code = error.raw_os_error().map(Errno::from_raw);
     matches!(code, Some(Errno::EOPNOTSUPP | Errno::ENOSYS))
-}
-
-/// The space that a file has on the disk, holes left out.
-pub(crate) fn disk_bytes(found: &fs::Metadata) -> u64 {
-    // `stat` counts in units of 512 bytes on every file system.
-    found.blocks() * 512
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use crate::store::{StoreLock, Swept, WriteOptions};
 fn on_disk(store: &Store) -> u64 {
     let files = packs(store).into_iter();
     let files = files.map(|name| fs::metadata(store.packs_folder().join(name)).unwrap());
-    files.map(|found| disk_bytes(&found)).sum()
+    files.map(|found| allocated_bytes(&found)).sum()
 }
 
 /// Reports whether the file system of temporary folders can punch holes; prints a line if it cannot.
