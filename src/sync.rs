@@ -1,6 +1,7 @@
 //! Locks that ignore poisoning, and work on several threads. Every lock of this crate guards data that is valid between
 //! any two statements, and the failure of a panicked thread is reported by other means.
 
+use std::io;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, Builder};
 use std::time::Duration;
@@ -9,6 +10,28 @@ use std::time::Duration;
 const PART_MIN: usize = 256;
 /// Limit on the threads for a list. The job is frozen meanwhile, and CRIU works for it on other cores.
 const PARTS_MAX: usize = 4;
+/// Threads and processes that a snapshot or restore of a small job has at a time, on top of ckpt-run's own.
+const THREADS: usize = 24;
+
+/// The kernel does not start as many threads as are needed.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "cannot start enough threads and processes (up to {THREADS} at a time): the user (ulimit -u) or the cgroup (pids.max) has as \
+     many as its limit allows; raise the limit"
+)]
+pub struct ThreadsError(#[from] io::Error);
+
+/// Starts as many threads as a snapshot or restore needs, and ends them, before anything depends on that.
+pub(crate) fn try_threads() -> Result<(), ThreadsError> {
+    let end = Mutex::new(());
+    thread::scope(|scope| {
+        let _not_yet = locked(&end);
+        for _ in 0..THREADS {
+            Builder::new().spawn_scoped(scope, || drop(locked(&end)))?;
+        }
+        Ok(())
+    })
+}
 
 pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)

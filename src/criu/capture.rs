@@ -20,6 +20,7 @@ use nix::poll::PollTimeout;
 use super::message::{read_request, receive_pipe, wait_readable};
 use super::question::{BEGIN_SOCKET, FROZEN_SOCKET, HOLD_SOCKET};
 use crate::plugin::variables::GO_ON;
+use crate::sync::ThreadsError;
 
 /// Limit on the image files of one dump. A process has about 15, so this is enough for some thousand processes.
 const FILES_MAX: usize = 65_536;
@@ -39,6 +40,9 @@ pub enum CaptureError<E> {
     /// The dump exceeds the limit on files.
     #[error("cannot receive CRIU's image stream: more than {FILES_MAX} files")]
     TooMany,
+    /// A file has no thread that reads it.
+    #[error(transparent)]
+    Threads(#[from] ThreadsError),
     /// The receiver of an image file failed.
     #[error(transparent)]
     Receiver(E),
@@ -114,12 +118,7 @@ impl Capture {
                 running: Vec::new(),
                 done: Captured::default(),
             };
-            let result = reception.run((&self.stopped, stopped), (&self.hold, frozen), cancel);
-            if result.is_err() {
-                // Active readers reach the end of their pipes when CRIU gives up.
-                let _ = connection.shutdown(std::net::Shutdown::Both);
-            }
-            result
+            reception.run((&self.stopped, stopped), (&self.hold, frozen), cancel)
         })
     }
 }
@@ -207,7 +206,7 @@ impl<'env, E: Send + 'env, R: Fn(&str, File) -> Result<u64, E> + Sync> Reception
         let reader = std::thread::Builder::new()
             .name("image".to_owned())
             .spawn_scoped(self.scope, move || receive(&name, pipe))
-            .map_err(CaptureError::Stream)?;
+            .map_err(ThreadsError::from)?;
         self.running.push(reader);
         Ok(true)
     }
@@ -226,11 +225,28 @@ impl<'env, E: Send + 'env, R: Fn(&str, File) -> Result<u64, E> + Sync> Reception
     }
 }
 
+impl<E, R> Drop for Reception<'_, '_, E, R> {
+    /// Makes CRIU give up, unless it has ended: then readers reach the end of their pipes. It would wait for readers of
+    /// pipes that are still in the stream.
+    fn drop(&mut self) {
+        let _ = self.connection.shutdown(std::net::Shutdown::Both);
+        while let Ok(Some(name)) = read_request(self.connection) {
+            drop(receive_pipe(self.connection, &name));
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::io::Read;
+    use std::io::{IoSlice, Read};
     use std::net::Shutdown;
+    use std::os::fd::{AsRawFd, OwnedFd};
 
+    use nix::poll::{PollFd, PollFlags, poll};
+    use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
+    use prost::Message;
+
+    use super::super::message::FileRequest;
     use super::*;
 
     /// Runs a dump without files that ends, by CRIU or by cancellation, while the tasks are frozen.
@@ -270,6 +286,46 @@ mod tests {
             0,
             "no answer to continue"
         );
+    }
+
+    fn request(mut criu: &UnixStream, name: &str, pipe: Option<OwnedFd>) {
+        let filename = name.to_owned();
+        let body = FileRequest { filename }.encode_to_vec();
+        let length = u32::try_from(body.len()).unwrap().to_le_bytes();
+        criu.write_all(&[&length, body.as_slice()].concat())
+            .unwrap();
+        let number = pipe.as_ref().map(|pipe| [pipe.as_raw_fd()]);
+        let rights = number.as_ref().map(|pipe| ControlMessage::ScmRights(pipe));
+        let (dummy, flags) = ([IoSlice::new(&[0])], MsgFlags::empty());
+        sendmsg::<()>(criu.as_raw_fd(), &dummy, rights.as_slice(), flags, None).unwrap();
+        drop(pipe);
+    }
+
+    #[test]
+    fn pipes_in_the_stream_are_closed_after_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let capture = Capture::bind(folder.path()).unwrap();
+        let criu = UnixStream::connect(folder.path().join("streamer-capture.sock")).unwrap();
+        let _begin = UnixStream::connect(folder.path().join(BEGIN_SOCKET)).unwrap();
+        let [(read, written), (unread, refused)] = [(); 2].map(|()| nix::unistd::pipe().unwrap());
+        request(&criu, "read", Some(read));
+        request(&criu, "without a pipe", None);
+        request(&criu, "unread", Some(unread));
+        let (_call_off, called_off) = UnixStream::pair().unwrap();
+        let receive = |_: &str, mut pipe: File| {
+            io::copy(&mut pipe, &mut io::sink()).unwrap();
+            Ok(0)
+        };
+        let result = std::thread::scope(|scope| {
+            let run =
+                scope.spawn(|| capture.run::<()>(&called_off, receive, || Ok(()), |_| Ok(())));
+            let mut without_reader = [PollFd::new(refused.as_fd(), PollFlags::empty())];
+            let found = poll(&mut without_reader, PollTimeout::from(20_000_u16));
+            drop(written);
+            assert_eq!(found, Ok(1), "CRIU would wait for a reader");
+            run.join().unwrap()
+        });
+        assert!(matches!(result, Err(CaptureError::Stream(_))), "{result:?}");
     }
 
     #[test]

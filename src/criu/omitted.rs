@@ -20,6 +20,8 @@ pub enum Refused {
     Unshared,
     /// A thread has the scheduling policy `SCHED_DEADLINE`.
     Deadline,
+    /// A thread blocks the signal of a fault, which it has sent itself.
+    Blocked,
 }
 
 /// The file, for one run of CRIU.
@@ -75,6 +77,7 @@ impl OmittedState {
             (variables::BAD_KEYS, Refused::Keys),
             (variables::UNSHARED, Refused::Unshared),
             (variables::DEADLINE, Refused::Deadline),
+            (variables::BLOCKED, Refused::Blocked),
         ];
         let (kind, thread) = self.first_of(&kinds.map(|(kind, _)| kind))?;
         let mut kinds = kinds.into_iter();
@@ -84,7 +87,11 @@ impl OmittedState {
     /// Returns a thread that still lacks state after a dump. The plugin empties the file once it has given everything back.
     #[must_use]
     pub fn lacking(&self) -> Option<i32> {
-        let (_, thread) = self.first_of(&[variables::REGISTERS, variables::DISPATCH])?;
+        let (_, thread) = self.first_of(&[
+            variables::REGISTERS,
+            variables::DISPATCH,
+            variables::ALIGNMENT,
+        ])?;
         Some(thread)
     }
 
@@ -155,7 +162,11 @@ mod tests {
         let refusal = record(variables::BAD_KEYS, 9, &[1; 24]);
         let refused = (Some((Refused::Keys, 9)), Some(7));
         assert_eq!(found(&[register, refusal.clone()]), refused);
-        for (kind, reason) in [(6, Refused::Unshared), (7, Refused::Deadline)] {
+        for (kind, reason) in [
+            (6, Refused::Unshared),
+            (7, Refused::Deadline),
+            (13, Refused::Blocked),
+        ] {
             assert_eq!(found(&[record(kind, 5, &[])]), (Some((reason, 5)), None));
         }
         // Records that are not complete.

@@ -14,8 +14,10 @@ use core::ffi::c_int;
 
 use super::late_signals::{Queue, number_of, peek};
 use super::listing::for_each_thread;
+use super::omitted_records::{append, file};
 use super::remote_calls::{STOPPED, mask, wait};
 use super::tracing::{PTRACE_CONT, PTRACE_INTERRUPT, ptrace, request};
+use super::variables::BLOCKED;
 
 /// Signals of faults: SIGILL, SIGTRAP, SIGBUS, SIGFPE, SIGSEGV, SIGSYS.
 const FAULTS: [u64; 6] = [4, 5, 7, 8, 11, 31];
@@ -28,8 +30,12 @@ const QUEUED_MAX: u64 = 1024;
 /// `None` if that fails, or if a signal ends the process.
 pub fn let_faults_arrive(pid: c_int) -> Option<()> {
     for_each_thread(pid, |thread| {
+        if has_blocked_fault(thread)? {
+            append(file()?, BLOCKED, pid, &[])?;
+            return None;
+        }
         for _ in 0..RECEIVED_MAX {
-            if !has_fault(thread)? {
+            if !has_fault(thread) {
                 return Some(());
             }
             receive(thread)?;
@@ -38,20 +44,28 @@ pub fn let_faults_arrive(pid: c_int) -> Option<()> {
     })
 }
 
-/// Returns true if the signal of a fault waits for a thread. `None` if the thread blocks it, so that it was no fault.
-fn has_fault(thread: c_int) -> Option<bool> {
-    let infos = (0..QUEUED_MAX).map_while(|offset| peek(Queue::of_thread(thread), offset));
+/// Returns true if the signal of a fault waits for a thread.
+fn has_fault(thread: c_int) -> bool {
+    faults(thread).next().is_some()
+}
+
+/// Returns true if a thread blocks the signal of a fault that waits for it. It has sent that itself: a fault of a thread that
+/// blocks its signal ends the process.
+fn has_blocked_fault(thread: c_int) -> Option<bool> {
+    let mask = mask(thread)?;
+    Some(faults(thread).any(|signal| mask & 1 << (signal - 1) != 0))
+}
+
+/// Returns the signals of faults that wait for a thread.
+fn faults(thread: c_int) -> impl Iterator<Item = u64> {
+    let infos = (0..QUEUED_MAX).map_while(move |offset| peek(Queue::of_thread(thread), offset));
     // As the kernel tells them from signals that a process has sent (`SI_USER` and below).
-    let mut faults = infos.filter(|info| {
+    let of_faults = infos.filter(|info| {
         // A signed number of 32 bits.
         let code = info[1] & u64::from(u32::MAX);
         FAULTS.contains(&number_of(info)) && (1..=i32::MAX as u64).contains(&code)
     });
-    let Some(fault) = faults.next() else {
-        return Some(false);
-    };
-    let is_blocked = mask(thread)? & 1 << (number_of(&fault) - 1) != 0;
-    (!is_blocked).then_some(true)
+    of_faults.map(|info| number_of(&info))
 }
 
 /// Lets a thread take the signal that is first, and stops it in front of the handler's first instruction.

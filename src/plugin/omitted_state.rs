@@ -7,6 +7,7 @@
 //! - permission to use large registers (`arch_prctl(ARCH_REQ_XCOMP_PERM)`), without which the first instruction of AMX ends
 //!   the program, and the contents of registers that CRIU does not know;
 //! - memory protection keys;
+//! - the check of a thread's accesses for alignment, which CRIU's code does not pass;
 //! - the dispatch of system calls to a handler (`PR_SET_SYSCALL_USER_DISPATCH`);
 //! - the last pid in the job's namespace ([`last_pid`]);
 //! - record locks on mapped files, which the supervisor records;
@@ -15,7 +16,7 @@
 //! ```text
 //! dump      hook        saves the state of each process, and removes what would hinder CRIU's code in it
 //!           post-dump   all tasks are dumped: saves late signals. The supervisor reads the file
-//!           exit        CRIU has left the processes: gives back registers and dispatch, and empties the file
+//!           exit        CRIU has left the processes: gives back registers, flags and dispatch, and empties the file
 //! restore   hook        gives everything back, and empties the file; the supervisor checks that it is empty
 //! ```
 //! A dump is refused because of:
@@ -44,7 +45,10 @@ use super::remote_calls::{Remote, can_call};
 use super::restarts::{self, RESTART};
 use super::system_call::{AT_FDCWD, address, system_call};
 use super::text::Text;
-use super::variables::{BAD_KEYS, DEADLINE, DISPATCH, FILTERS, LOCK, REGISTERS, UNSHARED};
+use super::tracing::{FLAGS, registers, set_registers};
+use super::variables::{
+    ALIGNMENT, BAD_KEYS, BLOCKED, DEADLINE, DISPATCH, FILTERS, LOCK, REGISTERS, UNSHARED,
+};
 
 /// Permission of a process: the set of components.
 const PERMISSION: u32 = 1;
@@ -53,6 +57,8 @@ const KEYS: u32 = 3;
 /// Mapping of a process with a key: start, end, rights, key.
 const KEYED: u32 = 4;
 
+/// `EFLAGS.AC`.
+const CHECKS_ALIGNMENT: u64 = 1 << 18;
 const ARCH_GET_XCOMP_PERM: u64 = 0x1022;
 const ARCH_REQ_XCOMP_PERM: u64 = 0x1023;
 const SYS_ARCH_PRCTL: u64 = 158;
@@ -69,6 +75,7 @@ pub fn save(pid: c_int) -> bool {
     // First, because the calls that this makes in the process could be dispatched.
     let is_saved = for_each_thread(pid, |thread| {
         check_thread(file, pid, thread)?;
+        save_alignment(file, thread)?;
         save_dispatch(file, thread)
     })
     .and_then(|()| save_process(file, pid));
@@ -82,10 +89,10 @@ pub fn leave() {
     let Some(file) = file() else { return };
     let mut refused = None;
     let is_given = for_each_record(file, |record| {
-        if matches!(record.kind, BAD_KEYS | UNSHARED | DEADLINE) {
+        if matches!(record.kind, BAD_KEYS | UNSHARED | DEADLINE | BLOCKED) {
             refused = Some((record.kind, record.thread));
         }
-        let is_lacking = matches!(record.kind, REGISTERS | DISPATCH);
+        let is_lacking = matches!(record.kind, REGISTERS | DISPATCH | ALIGNMENT);
         if record.kind == RESTART {
             restarts::let_kernel_decide(record);
         }
@@ -200,6 +207,23 @@ fn check_thread(file: c_int, pid: c_int, thread: c_int) -> Option<()> {
     None
 }
 
+fn save_alignment(file: c_int, thread: c_int) -> Option<()> {
+    if cfg!(target_arch = "x86_64") && registers(thread)?[FLAGS] & CHECKS_ALIGNMENT != 0 {
+        append(file, ALIGNMENT, thread, &[])?;
+        set_alignment(thread, false)?;
+    }
+    Some(())
+}
+
+fn set_alignment(thread: c_int, is_checked: bool) -> Option<()> {
+    let mut registers = registers(thread)?;
+    registers[FLAGS] &= !CHECKS_ALIGNMENT;
+    if is_checked {
+        registers[FLAGS] |= CHECKS_ALIGNMENT;
+    }
+    set_registers(thread, &registers).then_some(())
+}
+
 fn save_dispatch(file: c_int, thread: c_int) -> Option<()> {
     if let Some(dispatch) = Dispatch::of(thread).filter(Dispatch::is_on) {
         append(file, DISPATCH, thread, &[&dispatch.0])?;
@@ -278,6 +302,7 @@ fn give_record(record: &Record<'_>) -> Option<()> {
             (remote.call(SYS_FCNTL, arguments)? == 0).then_some(())
         }
         RESTART => restarts::let_kernel_decide(record),
+        ALIGNMENT => set_alignment(record.thread, true),
         DISPATCH => Dispatch(*record.content.first_chunk()?).give_to(record.thread),
         _ => None,
     }

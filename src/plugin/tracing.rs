@@ -23,6 +23,7 @@ pub const RSI: usize = 13;
 pub const RDI: usize = 14;
 pub const ORIG_RAX: usize = 15;
 pub const RIP: usize = 16;
+pub const FLAGS: usize = 18;
 pub const RSP: usize = 19;
 const CS: usize = 17;
 /// Selector of 64-bit code (`__USER_CS`).

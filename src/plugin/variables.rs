@@ -43,6 +43,11 @@ pub const BAD_KEYS: u32 = 0;
 pub const UNSHARED: u32 = 6;
 /// Kind of a record that refuses a dump: a thread has the scheduling policy `SCHED_DEADLINE`.
 pub const DEADLINE: u32 = 7;
+/// Kind of a record that refuses a dump: a thread blocks the signal of a fault, which it has sent itself.
+pub const BLOCKED: u32 = 13;
+/// Kind of a record of a thread that checks the alignment of its accesses (`EFLAGS.AC`). The flag is given back at the end of a
+/// dump, too.
+pub const ALIGNMENT: u32 = 12;
 /// Kind of a record with a register of a thread: its component, then its bytes. It is given back at the end of a dump, too.
 pub const REGISTERS: u32 = 2;
 /// Kind of a record with the dispatch of a thread, as the kernel shows it. It is given back at the end of a dump, too.

@@ -13,6 +13,7 @@ use crate::job::{self, RewindError};
 use crate::known_errors::is_disk_full;
 use crate::sandbox::SandboxError;
 use crate::store::{ReadError, RemoteError};
+use crate::sync::ThreadsError;
 
 /// Reasons why a restore failed. No process of the image is running.
 #[derive(Debug, thiserror::Error)]
@@ -89,6 +90,9 @@ pub enum RestoreError {
     /// A stream or socket of ckpt-run failed.
     #[error("cannot prepare the restore")]
     Prepare(#[source] io::Error),
+    /// Threads could not be started.
+    #[error(transparent)]
+    Threads(#[from] ThreadsError),
     /// The sandbox failed.
     #[error("cannot run CRIU in the sandbox")]
     Sandbox(#[from] SandboxError),
@@ -177,14 +181,15 @@ impl RestoreError {
         }
     }
 
-    /// Returns true if the cause is outside of the image and may be temporary: CRIU was killed or hung, or memory or
-    /// disk space was short.
+    /// Returns true if the cause is outside of the image and may be temporary: CRIU was killed or hung, or memory,
+    /// disk space or threads were short.
     #[must_use]
     pub fn is_outside_image(&self) -> bool {
         match self {
             Self::Killed { .. }
             | Self::Remote(_)
             | Self::Slow(_)
+            | Self::Threads(_)
             | Self::Shortage { .. }
             | Self::Files(RewindError::NoRoom { .. }) => true,
             Self::Late(error) => error.is_outside_image(),

@@ -41,6 +41,7 @@ use crate::run::streams::Ends;
 use crate::sandbox::Sandbox;
 use crate::store::{ImageId, ImageReader};
 use crate::sync::locked;
+use crate::sync::try_threads;
 
 /// An examined image, which this machine can restore as far as known.
 #[derive(Debug)]
@@ -129,6 +130,7 @@ pub(crate) fn bring_back(
 ) -> Result<Restored, RestoreError> {
     let begun = clock::now();
     let _busy = context.ongoing.begin(Work::Restore, Step::Rewind);
+    try_threads()?;
     let mut watch = Stopwatch::start();
     let Candidate {
         id,

@@ -204,7 +204,7 @@ impl<'a> CriuDump<'a> {
         // True while CRIU, which has handed over everything, is held by ckpt-run.
         let held = AtomicBool::new(false);
         let (ended, captured) = thread::scope(|scope| {
-            let capturing = scope.spawn(|| {
+            let capturing = thread::Builder::new().spawn_scoped(scope, || {
                 capture.run(
                     &called_off,
                     |name, pipe| receive(name, &pipe),
@@ -217,13 +217,18 @@ impl<'a> CriuDump<'a> {
                     },
                 )
             });
+            // Without it, CRIU finds no peer and ends.
             let ended = self.watch_over(&tool, &held);
             // Cancels the capture, which makes CRIU release the tasks; no data comes through the stream afterwards.
             drop(call_off);
             if ended.is_err() {
                 put_an_end_to(&tool);
             }
-            (ended, capturing.join())
+            let captured = match capturing {
+                Ok(thread) => thread.join(),
+                Err(error) => Ok(Err(CaptureError::Threads(error.into()))),
+            };
+            (ended, captured)
         });
         let Ok(captured) = captured else {
             return self.failed(SnapshotError::Panicked);
@@ -294,6 +299,7 @@ fn outcome(
         (Ok(Ended::Exited(0)), Ok(captured)) => Ok(captured),
         // The failure of the receiving end is the cause of CRIU's.
         (_, Err(CaptureError::Receiver(error))) => Err(error),
+        (_, Err(CaptureError::Threads(error))) => Err(error.into()),
         (Ok(Ended::Exited(0)), Err(error)) => {
             Err(SnapshotError::Stream(io::Error::other(error.to_string())))
         }

@@ -30,7 +30,7 @@ use crate::run::run_context::RunContext;
 use crate::run::running_job::Job;
 use crate::sandbox::SandboxError;
 use crate::store::{ImageId, ImageWriter, StreamWriter};
-use crate::sync::locked;
+use crate::sync::{ThreadsError, locked};
 
 /// Limit on the threads that copy one image file.
 const LANES_MAX: usize = 4;
@@ -113,7 +113,9 @@ impl<'a> Dump<'a> {
                     *locked(&looking) = Some(if makes_links {
                         Looking::Later(open)
                     } else {
-                        Looking::Now(scope.spawn(move || self.look(open)))
+                        let look = move || self.look(open);
+                        let thread = thread::Builder::new().spawn_scoped(scope, look);
+                        Looking::Now(thread.map_err(ThreadsError::from)?)
                     });
                     Ok(())
                 },
@@ -138,6 +140,7 @@ impl<'a> Dump<'a> {
             (Some((Refused::Keys, pid)), _) => Err(SnapshotError::Keys(pid)),
             (Some((Refused::Unshared, pid)), _) => Err(SnapshotError::Unshared(pid)),
             (Some((Refused::Deadline, pid)), _) => Err(SnapshotError::Deadline(pid)),
+            (Some((Refused::Blocked, pid)), _) => Err(SnapshotError::Blocked(pid)),
             (None, Some(_)) if dumped.result.is_ok() => Err(SnapshotError::Criu {
                 reason: "CRIU has left without giving back registers of the job".to_owned(),
                 passes: false,

@@ -12,6 +12,7 @@ use crate::run::failure_kind::FailureKind;
 use crate::run::format::size;
 use crate::sandbox::SandboxError;
 use crate::store::WriteError;
+use crate::sync::ThreadsError;
 
 /// The reason why there is no new image. The job computes and older images are unchanged, unless a variant states
 /// otherwise.
@@ -55,6 +56,12 @@ pub enum SnapshotError {
          SCHED_RR (chrt)"
     )]
     Deadline(i32),
+    /// A thread blocks the signal of a fault that it has sent itself.
+    #[error(
+        "a thread of process {0} has sent itself the signal of a fault, such as SIGSEGV, and blocks it, which CRIU's code would \
+         take; let it receive the signal"
+    )]
+    Blocked(i32),
     /// The job has removed the name of an open file when the snapshot had begun, and another job has the lock of its folder.
     #[error(
         "the job has removed the name of an open file in {} when the snapshot had begun, and another job with files there is \
@@ -130,6 +137,9 @@ pub enum SnapshotError {
     /// A socket or a stream of ckpt-run failed.
     #[error("cannot prepare the dump")]
     Prepare(#[source] io::Error),
+    /// Threads could not be started.
+    #[error(transparent)]
+    Threads(#[from] ThreadsError),
     /// The sandbox failed.
     #[error("cannot run CRIU in the sandbox")]
     Sandbox(#[from] SandboxError),
@@ -183,6 +193,7 @@ impl SnapshotError {
             | Self::Keys(_)
             | Self::Unshared(_)
             | Self::Deadline(_)
+            | Self::Blocked(_)
             | Self::Renamed(_)
             | Self::Obstacle(_) => FailureKind::Unsupported,
             Self::Criu { .. } | Self::Slow(_) | Self::Stream(_) => FailureKind::Criu,
@@ -194,6 +205,7 @@ impl SnapshotError {
             | Self::Sockets(_)
             | Self::Timers(_)
             | Self::Prepare(_)
+            | Self::Threads(_)
             | Self::Sandbox(_)
             | Self::MessageQueues(_)
             | Self::Panicked => FailureKind::System,

@@ -35,6 +35,7 @@ use crate::run::run_context::RunContext;
 use crate::run::run_state::RunState;
 use crate::run::running_job::{Job, SharedStreams};
 use crate::store::{ImageId, ImageWriter, WriteOptions};
+use crate::sync::try_threads;
 
 /// Number of cores that the freeze may need: for CRIU, for the threads that copy its largest file, and for the driver.
 const FREEZE_CORES: usize = 8;
@@ -254,6 +255,7 @@ fn admit(
     resident_plan: Option<&ResidentPlan>,
     files: u64,
 ) -> Result<ImageWriter, SnapshotError> {
+    try_threads()?;
     let all = gpu.map_or(0, |gpu| gpu.bytes);
     let needed = all.saturating_sub(resident_plan.map_or(0, ResidentPlan::bytes));
     let available = machine::available_memory();

@@ -382,6 +382,37 @@ static void faults(void) {
     }
 }
 
+// --- A fault's signal that the program sends itself and blocks
+
+static void own_fault(void) {
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGSEGV);
+    sigprocmask(SIG_BLOCK, &set, NULL);
+    siginfo_t about = {.si_signo = SIGSEGV, .si_code = SEGV_ACCERR};
+    if (syscall(SYS_rt_tgsigqueueinfo, getpid(), gettid(), SIGSEGV, &about)) missing();
+    for (;;) {
+        sigset_t waiting;
+        sigpending(&waiting);
+        tell(sigismember(&waiting, SIGSEGV) ? NULL : "the signal is lost");
+        compute();
+    }
+}
+
+// --- Accesses that the processor checks for alignment
+
+static void alignment(void) {
+    for (;;) {
+        unsigned long flags;
+        // The C library would not pass the check.
+        asm volatile(
+            "pushfq\n orq $0x40000, (%%rsp)\n popfq\n mov %1, %%eax\n 1: dec %%eax\n jnz 1b\n"
+            "pushfq\n mov (%%rsp), %0\n andq $~0x40000, (%%rsp)\n popfq\n"
+            : "=r"(flags) : "i"(200 * 1000 * 1000) : "rax", "cc", "memory");
+        tell(flags & 0x40000 ? NULL : "accesses are no longer checked");
+    }
+}
+
 // --- Landlock
 
 // The program may not notice that it is no longer confined: the kernel must have told it at the beginning.
@@ -424,6 +455,7 @@ int main(int count, char **arguments) {
         {"tiles", tiles}, {"permission", permission}, {"live-tiles", live_tiles}, {"keys", keys},
         {"hidden-keys", hidden_keys}, {"unreadable-code", unreadable_code}, {"dispatch", dispatch}, {"sequence", sequence}, {"landlock", landlock}, {"trap", trap},
         {"thread-folder", thread_folder}, {"thread-files", thread_files}, {"deadline", deadline}, {"signal-wait", signal_wait}, {"faults", faults},
+        {"alignment", alignment}, {"own-fault", own_fault},
     };
     for (unsigned i = 0; count == 2 && i < sizeof kinds / sizeof *kinds; i++)
         if (!strcmp(arguments[1], kinds[i].name)) kinds[i].run();
