@@ -30,7 +30,7 @@ const QUEUED_MAX: u64 = 1024;
 /// `None` if that fails, or if a signal ends the process.
 pub fn let_faults_arrive(pid: c_int) -> Option<()> {
     for_each_thread(pid, |thread| {
-        if has_blocked_fault(thread)? {
+        if has_blocked_fault(thread) {
             append(file()?, BLOCKED, pid, &[])?;
             return None;
         }
@@ -51,9 +51,8 @@ fn has_fault(thread: c_int) -> bool {
 
 /// Returns true if a thread blocks the signal of a fault that waits for it. It has sent that itself: a fault of a thread that
 /// blocks its signal ends the process.
-fn has_blocked_fault(thread: c_int) -> Option<bool> {
-    let mask = mask(thread)?;
-    Some(faults(thread).any(|signal| mask & 1 << (signal - 1) != 0))
+fn has_blocked_fault(thread: c_int) -> bool {
+    faults(thread).any(|signal| mask(thread).is_none_or(|mask| mask & 1 << (signal - 1) != 0))
 }
 
 /// Returns the signals of faults that wait for a thread.
