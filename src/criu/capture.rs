@@ -226,8 +226,8 @@ impl<'env, E: Send + 'env, R: Fn(&str, File) -> Result<u64, E> + Sync> Reception
 }
 
 impl<E, R> Drop for Reception<'_, '_, E, R> {
-    /// Makes CRIU give up, unless it has ended: then readers reach the end of their pipes. It would wait for readers of
-    /// pipes that are still in the stream.
+    /// Makes CRIU give up, unless it has ended: then readers reach the end of their pipes. CRIU would wait for
+    /// readers of pipes that are still in the stream.
     fn drop(&mut self) {
         let _ = self.connection.shutdown(std::net::Shutdown::Both);
         while let Ok(Some(name)) = read_request(self.connection) {

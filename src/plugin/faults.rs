@@ -5,9 +5,9 @@
 //! Signals of faults that wait for a thread which CRIU has stopped right after the fault: SIGSEGV by which a runtime notices
 //! a page, SIGSYS of a call that a handler makes.
 //!
-//! When something is executed in such a thread and ends with a trap, the kernel (Linux 6.18, `dequeue_synchronous_signal`)
-//! takes the signal of the fault instead, even though it is blocked. The fault would be lost, and the trap would end the
-//! job when it continues. Therefore the thread receives its signal before: it is stopped again at the beginning of the
+//! CRIU's code and the plugin's end with a trap. In such a thread, the kernel (Linux 6.18, `dequeue_synchronous_signal`) takes
+//! the signal of the fault instead, even though it is blocked. The fault would be lost, and the trap would end the job
+//! when it continues. Therefore the thread receives its signal before: it is stopped again at the beginning of the
 //! handler. It executes nothing of the program in between.
 
 use core::ffi::c_int;
@@ -30,13 +30,14 @@ const QUEUED_MAX: u64 = 1024;
 /// `None` if that fails, or if a signal ends the process.
 pub fn let_faults_arrive(pid: c_int) -> Option<()> {
     for_each_thread(pid, |thread| {
-        if has_blocked_fault(thread) {
-            append(file()?, BLOCKED, pid, &[])?;
-            return None;
-        }
         for _ in 0..RECEIVED_MAX {
-            if !has_fault(thread) {
+            let Some(signal) = fault(thread) else {
                 return Some(());
+            };
+            // It has sent that itself: a fault of a thread that blocks its signal ends the process.
+            if mask(thread)? & 1 << (signal - 1) != 0 {
+                append(file()?, BLOCKED, pid, &[])?;
+                return None;
             }
             receive(thread)?;
         }
@@ -44,27 +45,16 @@ pub fn let_faults_arrive(pid: c_int) -> Option<()> {
     })
 }
 
-/// Returns true if the signal of a fault waits for a thread.
-fn has_fault(thread: c_int) -> bool {
-    faults(thread).next().is_some()
-}
-
-/// Returns true if a thread blocks the signal of a fault that waits for it. It has sent that itself: a fault of a thread that
-/// blocks its signal ends the process.
-fn has_blocked_fault(thread: c_int) -> bool {
-    faults(thread).any(|signal| mask(thread).is_none_or(|mask| mask & 1 << (signal - 1) != 0))
-}
-
-/// Returns the signals of faults that wait for a thread.
-fn faults(thread: c_int) -> impl Iterator<Item = u64> {
-    let infos = (0..QUEUED_MAX).map_while(move |offset| peek(Queue::of_thread(thread), offset));
+/// Returns the first signal of a fault that waits for a thread.
+fn fault(thread: c_int) -> Option<u64> {
+    let mut infos = (0..QUEUED_MAX).map_while(|offset| peek(Queue::of_thread(thread), offset));
     // As the kernel tells them from signals that a process has sent (`SI_USER` and below).
-    let of_faults = infos.filter(|info| {
+    let first = infos.find(|info| {
         // A signed number of 32 bits.
         let code = info[1] & u64::from(u32::MAX);
         FAULTS.contains(&number_of(info)) && (1..=i32::MAX as u64).contains(&code)
     });
-    of_faults.map(|info| number_of(&info))
+    first.map(|info| number_of(&info))
 }
 
 /// Lets a thread take the signal that is first, and stops it in front of the handler's first instruction.

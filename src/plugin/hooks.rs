@@ -184,10 +184,7 @@ fn may_be_dumped(pid: c_int) -> bool {
     if is_first && (ask(FROZEN) == Some(false) || !omitted_state::save_shared()) {
         return false;
     }
-    if !are_inherited(pid) {
-        return false;
-    }
-    if let_faults_arrive(pid).is_none() {
+    if !are_inherited(pid) || let_faults_arrive(pid).is_none() {
         return false;
     }
     late_signals::note_process(pid);

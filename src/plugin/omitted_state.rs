@@ -208,19 +208,21 @@ fn check_thread(file: c_int, pid: c_int, thread: c_int) -> Option<()> {
 }
 
 fn save_alignment(file: c_int, thread: c_int) -> Option<()> {
-    if cfg!(target_arch = "x86_64") && registers(thread)?[FLAGS] & CHECKS_ALIGNMENT != 0 {
+    if !cfg!(target_arch = "x86_64") {
+        return Some(());
+    }
+    let mut registers = registers(thread)?;
+    if registers[FLAGS] & CHECKS_ALIGNMENT != 0 {
         append(file, ALIGNMENT, thread, &[])?;
-        set_alignment(thread, false)?;
+        registers[FLAGS] &= !CHECKS_ALIGNMENT;
+        set_registers(thread, &registers).then_some(())?;
     }
     Some(())
 }
 
-fn set_alignment(thread: c_int, is_checked: bool) -> Option<()> {
+fn give_alignment(thread: c_int) -> Option<()> {
     let mut registers = registers(thread)?;
-    registers[FLAGS] &= !CHECKS_ALIGNMENT;
-    if is_checked {
-        registers[FLAGS] |= CHECKS_ALIGNMENT;
-    }
+    registers[FLAGS] |= CHECKS_ALIGNMENT;
     set_registers(thread, &registers).then_some(())
 }
 
@@ -302,7 +304,7 @@ fn give_record(record: &Record<'_>) -> Option<()> {
             (remote.call(SYS_FCNTL, arguments)? == 0).then_some(())
         }
         RESTART => restarts::let_kernel_decide(record),
-        ALIGNMENT => set_alignment(record.thread, true),
+        ALIGNMENT => give_alignment(record.thread),
         DISPATCH => Dispatch(*record.content.first_chunk()?).give_to(record.thread),
         _ => None,
     }
