@@ -7,6 +7,7 @@ use std::io::{self, BufRead, BufReader, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
 
@@ -135,6 +136,69 @@ pub(super) fn listed_folders(record: &File) -> io::Result<BTreeSet<PathBuf>> {
         }
     }
     Ok(folders)
+}
+
+/// A record that a watcher writes.
+#[derive(Debug)]
+pub(super) struct Log {
+    file: File,
+    text: Vec<u8>,
+    is_dirty: bool,
+}
+
+impl Log {
+    pub fn new(file: File) -> Self {
+        Self {
+            file,
+            text: Vec::new(),
+            is_dirty: false,
+        }
+    }
+
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Ends the last line, which an earlier watcher may have left incomplete.
+    pub fn begin_line(&mut self) {
+        self.text.push(b'\n');
+    }
+
+    pub fn add(&mut self, line: &Line) {
+        // JSON cannot represent paths that are not UTF-8.
+        match serde_json::to_vec(line) {
+            Ok(text) => self.text.extend_from_slice(&text),
+            Err(error) => {
+                let reason = format!("cannot record a path: {error}");
+                let gap = serde_json::to_vec(&Line::Gap { reason });
+                self.text.extend_from_slice(&gap.unwrap_or_default());
+            }
+        }
+        self.text.push(b'\n');
+    }
+
+    /// Updates the time of the record, up to which it is complete, and makes new lines durable.
+    pub fn sign_of_life(&mut self) -> io::Result<()> {
+        self.file.set_modified(SystemTime::now())?;
+        if std::mem::take(&mut self.is_dirty) {
+            self.file.sync_data()?;
+        }
+        Ok(())
+    }
+
+    pub fn flush(&mut self) -> io::Result<()> {
+        if !self.text.is_empty() {
+            self.file.write_all(&self.text)?;
+            self.text.clear();
+            self.is_dirty = true;
+        }
+        Ok(())
+    }
+
+    /// Makes the lines durable.
+    pub fn sync(&self) -> io::Result<()> {
+        self.file.sync_data()
+    }
 }
 
 /// Appends lines to a record.

@@ -3,7 +3,7 @@
 //!
 //! The watcher is in the job's PID namespace. The kernel reports processes outside of the namespace as pid 0, and the
 //! job's processes by their number even after they have exited. The watcher writes lines of the record, each once
-//! between two images, and exits when pid 1 closes its standard input.
+//! between two images, and exits when pid 1 tells it to on its standard input.
 
 use std::collections::{HashSet, VecDeque};
 use std::ffi::OsString;
@@ -15,7 +15,7 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -28,7 +28,7 @@ use super::folder_scan::everything_in;
 use super::marker::{DONE, REQUEST_BYTES, Request};
 use super::marks::watch_all;
 use super::passing::Passing;
-use super::record_line::{JobChange, Line, listed_folders};
+use super::record_line::{JobChange, Line, Log, listed_folders};
 use crate::clock;
 
 /// First argument that makes the binary a watcher. Paths follow below which nothing is the job's.
@@ -50,7 +50,7 @@ const FILES_MAX: usize = 65_536;
 /// Prefixes of names that CRIU creates and removes beside the job's files and in `/tmp`.
 const CRIU_PREFIXES: [&[u8]; 2] = [b"link_remap.", b".criu."];
 
-/// Watches until standard input ends. Nothing below the paths `ours` is the job's.
+/// Watches until pid 1 has ended the job. Nothing below the paths `ours` is the job's.
 #[must_use]
 pub fn main(ours: Vec<PathBuf>) -> ExitCode {
     // Signals sent to all processes of the sandbox are for the job.
@@ -63,11 +63,7 @@ pub fn main(ours: Vec<PathBuf>) -> ExitCode {
             UnixStream::from_raw_fd(LOG_DESCRIPTOR + 1),
         )
     };
-    let mut log = Log {
-        file: log,
-        text: Vec::new(),
-        is_dirty: false,
-    };
+    let mut log = Log::new(log);
     let result =
         Watcher::begin(ours, &mut log).and_then(|mut watcher| watcher.run(&socket, &mut log));
     if let Err(error) = result {
@@ -77,47 +73,8 @@ pub fn main(ours: Vec<PathBuf>) -> ExitCode {
         let _ = log.flush();
         return ExitCode::FAILURE;
     }
-    let _ = log.file.sync_data();
+    let _ = log.sync();
     ExitCode::SUCCESS
-}
-
-struct Log {
-    file: File,
-    text: Vec<u8>,
-    is_dirty: bool,
-}
-
-impl Log {
-    fn add(&mut self, line: &Line) {
-        // JSON cannot represent paths that are not UTF-8.
-        match serde_json::to_vec(line) {
-            Ok(text) => self.text.extend_from_slice(&text),
-            Err(error) => {
-                let reason = format!("cannot record a path: {error}");
-                let gap = serde_json::to_vec(&Line::Gap { reason });
-                self.text.extend_from_slice(&gap.unwrap_or_default());
-            }
-        }
-        self.text.push(b'\n');
-    }
-
-    /// Updates the time of the record, up to which it is complete, and makes new lines durable.
-    fn sign_of_life(&mut self) -> io::Result<()> {
-        self.file.set_modified(SystemTime::now())?;
-        if std::mem::take(&mut self.is_dirty) {
-            self.file.sync_data()?;
-        }
-        Ok(())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        if !self.text.is_empty() {
-            self.file.write_all(&self.text)?;
-            self.text.clear();
-            self.is_dirty = true;
-        }
-        Ok(())
-    }
 }
 
 struct Watcher {
@@ -142,8 +99,7 @@ impl Watcher {
         let used = ours.iter().cloned().chain(std::env::current_dir());
         let mut group = Group::new(used.collect())?;
         let mounts = watch_all(&mut group)?;
-        // An earlier watcher's last line may be incomplete.
-        log.text.push(b'\n');
+        log.begin_line();
         let boot = clock::boot().to_owned();
         log.add(&Line::Begin { boot });
         log.add(&mounts);
@@ -159,12 +115,12 @@ impl Watcher {
             marked_ns: clock::unix_ns(),
         };
         watcher.list_folders(log);
-        for folder in listed_folders(&log.file)? {
+        for folder in listed_folders(log.file())? {
             watcher.list_new(&folder, log);
         }
         log.flush()?;
         // After a power failure, the record must show that the job was running.
-        log.file.sync_data()?;
+        log.sync()?;
         Ok(watcher)
     }
 
@@ -252,6 +208,9 @@ impl Watcher {
             }
             if ends {
                 self.drain(log)?;
+                if !is_told_to_end(&stdin)? {
+                    wait_for_kill();
+                }
                 self.settle(Passing::all, log);
                 let at_ns = clock::unix_ns();
                 log.add(&Line::Ended { at_ns });
@@ -479,14 +438,35 @@ fn asked(mut socket: &UnixStream) -> Option<Request> {
     Some(Request::from_bytes(request))
 }
 
-/// Waits until standard input ends, after the supervisor has: pid 1 ends the job and then closes it.
+/// Waits until there is something to read from standard input, after the supervisor has exited: pid 1 ends the job.
 fn wait_for_end() {
-    let _ = io::copy(&mut io::stdin(), &mut io::sink());
+    let stdin = io::stdin();
+    let mut ends = [PollFd::new(stdin.as_fd(), PollFlags::POLLIN)];
+    while poll(&mut ends, PollTimeout::NONE) == Err(Errno::EINTR) {}
+}
+
+/// Returns true if pid 1 has written a byte before the end: the job has ended.
+fn is_told_to_end(mut stdin: impl Read) -> io::Result<bool> {
+    Ok(stdin.read(&mut [0])? > 0)
+}
+
+/// Waits for the kernel to kill this process and the job, after pid 1 was killed. The kernel first closes pid 1's end of
+/// the pipe, so that the job may still be running: the record must not have the line of its end.
+fn wait_for_kill() -> ! {
+    loop {
+        nix::unistd::pause();
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_a_byte_from_pid_1_means_that_the_job_has_ended() {
+        assert!(is_told_to_end(&[DONE][..]).unwrap());
+        assert!(!is_told_to_end(&[][..]).unwrap());
+    }
 
     #[test]
     fn killed_supervisor_with_an_unread_answer_has_exited() {

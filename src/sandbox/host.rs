@@ -349,8 +349,8 @@ impl Sandbox {
         })
     }
 
-    /// Runs a watcher beside the job. It exists as long as the sandbox, and its standard input ends when all other
-    /// processes of the sandbox have exited. If it is killed earlier, pid 1 writes `obituary` into its first
+    /// Runs a watcher beside the job. It exists as long as the sandbox, and reads a byte from its standard input when all
+    /// other processes of the sandbox have exited. If it is killed earlier, pid 1 writes `obituary` into its first
     /// descriptor.
     ///
     /// # Errors

@@ -310,9 +310,10 @@ impl Init {
     /// Ends the job and the tools; then the watcher, which records their last changes, and the network, which still
     /// carries their last data.
     fn end(&mut self) {
-        if let Some(watcher) = self.watcher.take() {
+        if let Some(mut watcher) = self.watcher.take() {
             descendants::kill_all_but(watcher.pid);
-            drop(watcher.ends);
+            // The end alone is also what the kernel makes of a killed pid 1, before it kills the job.
+            let _ = watcher.ends.write_all(b".");
             while waitpid(watcher.pid, None) == Err(Errno::EINTR) {}
         }
         if self.has_network {
@@ -414,7 +415,7 @@ impl Init {
 /// The watcher of the job's files.
 struct Watcher {
     pid: Pid,
-    /// Pipe whose end makes the watcher exit.
+    /// Pipe in which a byte makes the watcher exit.
     ends: PipeWriter,
     /// The watcher's first descriptor.
     log: fs::File,
