@@ -63,5 +63,5 @@ pub use timers::{Timer, TimersError, arm_timers, disarm_timers, record_timers};
 pub use transparent_huge_pages::make_huge_pages;
 pub use tree::{
     Process, TreeError, child_with_pid, died_under_trace, first_stopped, is_alive, is_doomed,
-    is_stopped, is_to_stop, tree, with_remains_of_criu,
+    is_stopped, is_to_stop, stopped_by_fault, tree, with_remains_of_criu,
 };

@@ -21,6 +21,14 @@ const HARMLESS: [Signal; 8] = [
     Signal::SIGURG,
     Signal::SIGWINCH,
 ];
+/// Signals of faults, without that of traps, by which CRIU itself stops threads.
+const FAULTS: [Signal; 5] = [
+    Signal::SIGSEGV,
+    Signal::SIGBUS,
+    Signal::SIGILL,
+    Signal::SIGFPE,
+    Signal::SIGSYS,
+];
 /// The kernel's name for the memory that CRIU's code is mapped from (compel, `CRIUMFD`).
 const CRIU_MAPPING: &str = "/memfd:CRIUMFD (deleted)";
 
@@ -173,6 +181,21 @@ pub fn died_under_trace(processes: &[Process]) -> bool {
     })
 }
 
+/// Returns a thread of `processes` that is stopped by a fault about which its tracer has not asked, and the signal. CRIU
+/// does not ask about the one in which its own code runs, and would wait for its answer forever.
+#[must_use]
+pub fn stopped_by_fault(processes: &[Process]) -> Option<(i32, Signal)> {
+    let entries = processes.iter().map(|it| ProcessEntry::new(it.host_pid));
+    let threads = entries.filter_map(|entry| entry.and_then(|it| it.tasks()).ok());
+    threads.flatten().flatten().find_map(|thread| {
+        let stat = thread.stat().ok()?;
+        // The kernel has the signal of the stop here until the tracer asks.
+        let signal = Signal::try_from(stat.exit_code?).ok()?;
+        let is_stopped = stat.state().ok()? == ProcState::Tracing;
+        (is_stopped && FAULTS.contains(&signal)).then_some((thread.tid, signal))
+    })
+}
+
 /// Returns the first of `processes` in which a killed CRIU has left a part of itself, or which it still stops.
 ///
 /// CRIU works in a process through code that it maps there. If CRIU is killed, that code returns the thread to its
@@ -281,6 +304,7 @@ pub(super) fn describe(host_pid: i32) -> Result<Process, TreeError> {
 
 #[cfg(test)]
 mod tests {
+    use nix::sys::ptrace;
     use nix::sys::signal::kill;
     use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
     use nix::unistd::Pid;
@@ -341,6 +365,34 @@ mod tests {
         assert_eq!(child_with_pid(me, pid).unwrap(), pid);
         assert_eq!(tree(pid).unwrap().len(), 2);
         drop(stdin);
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_fault_is_seen_until_its_tracer_asks() {
+        let mut child = std::process::Command::new("sh")
+            .args(["-c", "echo; read line; kill -SEGV $$"])
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        // Its start is over: that would stop a traced process, too.
+        std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut [0]).unwrap();
+        let pid = Pid::from_raw(i32::try_from(child.id()).unwrap());
+        ptrace::attach(pid).unwrap();
+        let seen = || stopped_by_fault(&tree(pid.as_raw()).unwrap());
+        let stopped = |signal| WaitStatus::Stopped(pid, signal);
+        assert_eq!(waitpid(pid, None).unwrap(), stopped(Signal::SIGSTOP));
+        assert_eq!(seen(), None);
+        ptrace::cont(pid, None).unwrap();
+        drop(child.stdin.take());
+        while seen().is_none() {
+            std::thread::yield_now();
+        }
+        assert_eq!(seen(), Some((pid.as_raw(), Signal::SIGSEGV)));
+        assert_eq!(waitpid(pid, None).unwrap(), stopped(Signal::SIGSEGV));
+        assert_eq!(seen(), None);
+        child.kill().unwrap();
         child.wait().unwrap();
     }
 

@@ -250,9 +250,10 @@ impl<'a> CriuDump<'a> {
 
     /// Waits for CRIU within `snapshot.timeout`, not counting the time in which ckpt-run holds it. If a process dies
     /// while CRIU works on it, CRIU may wait for it forever (4.2.1: `wait4` of a thread group whose other dead threads
-    /// it traces too), and is killed.
+    /// it traces too), and is killed; also if its code in the process, whose answer it awaits, has caused a fault.
     fn watch_over(&self, tool: &ToolRun<'_>, held: &AtomicBool) -> Result<Ended, SandboxError> {
         let mut deadline = clock::now() + self.limit;
+        let mut seen = None;
         loop {
             let left = deadline.saturating_duration_since(clock::now());
             match tool.wait(left.min(LOOK_INTERVAL)) {
@@ -263,7 +264,19 @@ impl<'a> CriuDump<'a> {
                 Err(SandboxError::Slow(_)) => return Err(SandboxError::Slow(self.limit)),
                 ended => return ended,
             }
-            if job::died_under_trace(&job::tree(self.root).unwrap_or_default()) {
+            let processes = job::tree(self.root).unwrap_or_default();
+            let fault = job::stopped_by_fault(&processes);
+            // At one look alone it may be a fault of the job about which CRIU is about to ask.
+            let is_stuck = fault.is_some() && fault == seen;
+            seen = fault;
+            if is_stuck || job::died_under_trace(&processes) {
+                if let Some((thread, signal)) = fault.filter(|_| is_stuck) {
+                    tracing::warn!(
+                        thread,
+                        %signal,
+                        "CRIU's code in the job has caused a fault, from which the job may not recover; please report it"
+                    );
+                }
                 tool.kill()?;
                 return tool.wait(KILL_LIMIT);
             }
