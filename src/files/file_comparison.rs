@@ -88,9 +88,10 @@ impl Comparison<'_> {
             || changed_ns.map_or_else(|| self.since.has_cuts(), |at| self.since.may_miss(at))
     }
 
-    /// Returns true if only the last seconds before a power failure are missing in the record, and the change is from these.
+    /// Returns true if only the job's last seconds are missing in the record, before a power failure or its end, and the
+    /// change is from these.
     pub fn is_of_last_seconds(&self, path: &Path, changed_ns: i64) -> bool {
-        !self.is_unwatched(path) && self.since.may_miss_by_boot(changed_ns)
+        !self.is_unwatched(path) && self.since.may_miss_of_job(changed_ns)
     }
 
     /// Returns true if the folder of a missing file is on another file system than at the snapshot, or is newer than that: a

@@ -16,6 +16,8 @@ use crate::clock;
 
 /// Time limit for a watcher to write all changes to the record. The job is frozen meanwhile.
 const MARK_LIMIT: Duration = Duration::from_secs(5);
+/// Time limit for a watcher to begin, before the job runs: it lists folders, on a disk that may be slow.
+const START_LIMIT: Duration = Duration::from_secs(60);
 /// Time limit for a late answer while the job is frozen.
 const LATE_LIMIT: Duration = Duration::from_millis(1);
 /// Time limit for an earlier sandbox to exit.
@@ -25,7 +27,7 @@ const STILL_THERE: &str = "processes of the previous run in this store have not 
 /// Interval between two checks of a sandbox that is exiting.
 const ENDING_POLL: Duration = Duration::from_millis(5);
 /// Bytes of a [`Request`].
-pub(super) const REQUEST_BYTES: usize = 16;
+pub(super) const REQUEST_BYTES: usize = 24;
 /// Answer of a watcher to a mark.
 pub(super) const DONE: u8 = b'.';
 
@@ -45,20 +47,30 @@ pub(super) struct Request {
     pub image: u64,
     /// Time of the newest image, in nanoseconds since 1970.
     pub newest_ns: i64,
+    /// Number of the mark, higher than that of all earlier ones.
+    pub mark: u64,
 }
 
 impl Request {
     fn to_bytes(self) -> [u8; REQUEST_BYTES] {
-        let numbers = u128::from(self.image) | u128::from(self.newest_ns.cast_unsigned()) << 64;
-        numbers.to_le_bytes()
+        let numbers = [self.image, self.newest_ns.cast_unsigned(), self.mark];
+        let mut bytes = [0; REQUEST_BYTES];
+        for (part, number) in bytes.chunks_exact_mut(8).zip(numbers) {
+            part.copy_from_slice(&number.to_le_bytes());
+        }
+        bytes
     }
 
-    #[expect(clippy::cast_possible_truncation, reason = "each number is a half")]
     pub fn from_bytes(bytes: [u8; REQUEST_BYTES]) -> Self {
-        let numbers = u128::from_le_bytes(bytes);
+        let mut numbers = [0; 3];
+        for (number, part) in numbers.iter_mut().zip(bytes.as_chunks().0) {
+            *number = u64::from_le_bytes(*part);
+        }
+        let [image, newest_ns, mark] = numbers;
         Self {
-            image: numbers as u64,
-            newest_ns: ((numbers >> 64) as u64).cast_signed(),
+            image,
+            newest_ns: newest_ns.cast_signed(),
+            mark,
         }
     }
 }
@@ -100,7 +112,7 @@ impl Marker {
     /// # Errors
     /// The watcher has exited or does not answer.
     pub fn wait(&self) -> Result<(), MarkerError> {
-        self.answer(MARK_LIMIT)
+        self.answer(START_LIMIT)
     }
 
     /// Waits for answers that did not arrive in time. Returns true if there were any: the watcher has written these
@@ -205,6 +217,7 @@ mod tests {
         let request = Request {
             image: 1 << 40,
             newest_ns: -3,
+            mark: 1 << 50,
         };
         marker.mark(request).unwrap();
         let mut read = [0; REQUEST_BYTES];

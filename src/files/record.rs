@@ -53,6 +53,8 @@ pub struct Record {
     lines: usize,
     now: usize,
     images: HashMap<u64, usize>,
+    /// Number of the last mark.
+    mark: u64,
     touched: BTreeMap<PathBuf, Touch>,
     /// Times of the last changes of files for which the path is not enough: they have other names or lost that one.
     changed_files: HashMap<FileId, usize>,
@@ -60,7 +62,7 @@ pub struct Record {
     created_by_others: HashMap<PathBuf, usize>,
     names: HashMap<PathBuf, HashSet<OsString>>,
     gaps: Vec<(usize, String)>,
-    /// Spans of time in which changes are missing, with true if the machine has booted since.
+    /// Spans of time in which changes are missing, with true if these count as the job's.
     cuts: Vec<(usize, (i64, i64), bool)>,
     /// Time by which the job has ended, in nanoseconds since 1970; `None` while it runs, or if that is not on record.
     ended_ns: Option<i64>,
@@ -195,7 +197,9 @@ impl Record {
             Line::Names { folder, names } => {
                 self.names.entry(folder).or_default().extend(names);
             }
-            Line::Image { id } => {
+            Line::Image { mark, .. } if mark < self.mark => {}
+            Line::Image { id, mark } => {
+                self.mark = mark;
                 self.now += 1;
                 self.images.insert(id, self.now);
                 self.runs();
@@ -211,11 +215,11 @@ impl Record {
             Line::Cut {
                 from_ns,
                 until_ns,
-                booted,
+                is_jobs,
             } => {
                 self.watching = false;
                 self.ended_ns = Some(until_ns);
-                self.cuts.push((self.now, (from_ns, until_ns), booted));
+                self.cuts.push((self.now, (from_ns, until_ns), is_jobs));
             }
             Line::End => self.watching = false,
         }
@@ -247,25 +251,27 @@ impl Record {
 
     /// Records that the watcher ended with the job, if its last line is missing. The machine may have stopped, or
     /// everything in a container was killed. The watcher updates the time of the record as long as it is running.
+    /// `seen_ns` is the time at which this supervisor saw the job's end.
     ///
     /// # Errors
     /// The record cannot be written.
-    pub fn end_cut(&mut self) -> io::Result<()> {
+    pub fn end_cut(&mut self, seen_ns: Option<i64>) -> io::Result<()> {
         if !self.watching {
             return Ok(());
         }
         let alive_ns = modified_ns(&std::fs::metadata(&self.path)?);
-        let booted = self.boot != clock::boot();
-        let until_ns = if booted {
+        let (until_ns, is_jobs) = match seen_ns {
+            Some(seen_ns) => (seen_ns, seen_ns - alive_ns <= ALIVE_MARGIN_NS),
             // After a power failure, the record's time is one that had reached the disk.
-            clock::boot_ns().min(alive_ns + UNWRITTEN_NS)
-        } else {
-            alive_ns + ALIVE_MARGIN_NS
+            None if self.boot != clock::boot() => {
+                (clock::boot_ns().min(alive_ns + UNWRITTEN_NS), true)
+            }
+            None => (alive_ns + ALIVE_MARGIN_NS, false),
         };
         let cut = Line::Cut {
             from_ns: alive_ns - ALIVE_MARGIN_NS,
             until_ns,
-            booted,
+            is_jobs,
         };
         append(&self.path, &[cut])?;
         self.catch_up()
@@ -361,6 +367,11 @@ impl Record {
     pub fn last_change(&self, path: &Path) -> Option<usize> {
         let by_job = self.touched.get(path).map(|touch| touch.last);
         by_job.max(self.others.get(path).copied())
+    }
+
+    /// Returns the number of the last mark.
+    pub(super) fn mark(&self) -> u64 {
+        self.mark
     }
 
     /// Returns the time of an image; the beginning for an image without a line.

@@ -59,8 +59,13 @@ pub(super) enum Line {
         #[serde(with = "path_text::list")]
         names: Vec<OsString>,
     },
-    /// Mark of an image: all earlier lines belong to it or to earlier ones.
-    Image { id: u64 },
+    /// Mark of an image: all earlier lines belong to it or to earlier ones. A mark with a lower number than an earlier one
+    /// was written too late, and does not count.
+    Image {
+        id: u64,
+        #[serde(default)]
+        mark: u64,
+    },
     /// A rollback is about to change this path. It counts as a change by the job.
     RollsBack {
         #[serde(with = "path_text")]
@@ -85,9 +90,10 @@ pub(super) enum Line {
     Cut {
         from_ns: i64,
         until_ns: i64,
-        /// True if the machine has booted since: no other program can have changed anything after the job's end.
+        /// True if these changes count as the job's: the machine has booted since, so that no other program can have
+        /// changed anything after the job's end, or the supervisor has seen that end, and hardly one had the time.
         #[serde(default)]
-        booted: bool,
+        is_jobs: bool,
     },
     /// End of a complete part: the watcher has recorded everything up to here.
     End,
@@ -103,6 +109,13 @@ pub(super) enum JobChange {
     Gone,
     /// A folder lost this name. The same applies to everything in it.
     FolderGone,
+}
+
+#[cfg(test)]
+impl Line {
+    pub fn image(id: u64) -> Self {
+        Self::Image { id, mark: 0 }
+    }
 }
 
 impl JobChange {

@@ -26,8 +26,8 @@ mod unrecorded;
 pub struct Rollback {
     /// Files and links created by the job since the snapshot. They are set aside.
     pub(super) aside: Vec<PathBuf>,
-    /// New files and folders of the last seconds before a power failure, which are not on record, in folders of the
-    /// job. They count as the job's.
+    /// New files and folders of the last seconds before a power failure or the job's end, which are not on record, in
+    /// folders of the job. They count as the job's.
     pub presumed: Vec<PathBuf>,
     /// Folders created by the job since the snapshot, contents before their folder. They are removed.
     pub(super) folders: Vec<PathBuf>,

@@ -209,7 +209,7 @@ impl Watcher {
             if ends {
                 self.drain(log)?;
                 if !is_told_to_end(&stdin)? {
-                    wait_for_kill();
+                    return self.run_until_killed(log);
                 }
                 self.settle(Passing::all, log);
                 let at_ns = clock::unix_ns();
@@ -217,6 +217,18 @@ impl Watcher {
                 log.add(&Line::End);
                 return log.flush();
             }
+        }
+    }
+
+    /// Records changes until the kernel kills this process and the job, after pid 1 was killed. The kernel first closes pid
+    /// 1's end of the pipe, so that the job may still be running: the record must not have the line of its end.
+    fn run_until_killed(&mut self, log: &mut Log) -> io::Result<()> {
+        loop {
+            self.settle(Passing::all, log);
+            log.flush()?;
+            let mut changed = [PollFd::new(self.group.as_fd(), PollFlags::POLLIN)];
+            let _ = poll(&mut changed, PollTimeout::NONE);
+            self.drain(log)?;
         }
     }
 
@@ -249,13 +261,16 @@ impl Watcher {
     }
 
     fn mark(&mut self, socket: &UnixStream, log: &mut Log) -> io::Result<()> {
-        let Some(Request { image, newest_ns }) = asked(socket) else {
+        let Some(request) = asked(socket) else {
             wait_for_end();
             return Ok(());
         };
         self.drain(log)?;
         self.settle(Passing::all, log);
-        log.add(&Line::Image { id: image });
+        log.add(&Line::Image {
+            id: request.image,
+            mark: request.mark,
+        });
         log.flush()?;
         let now_ns = clock::unix_ns();
         // The job may be frozen until this answer, and the lists are long.
@@ -264,7 +279,7 @@ impl Watcher {
         self.files.clear();
         self.marked_ns = now_ns;
         // The image of this mark may fail. The newest one may have the time of another machine.
-        self.since_ns = self.since_ns.max(newest_ns.min(now_ns) - TICK_NS);
+        self.since_ns = self.since_ns.max(request.newest_ns.min(now_ns) - TICK_NS);
         if answered.is_err() {
             wait_for_end();
         }
@@ -448,14 +463,6 @@ fn wait_for_end() {
 /// Returns true if pid 1 has written a byte before the end: the job has ended.
 fn is_told_to_end(mut stdin: impl Read) -> io::Result<bool> {
     Ok(stdin.read(&mut [0])? > 0)
-}
-
-/// Waits for the kernel to kill this process and the job, after pid 1 was killed. The kernel first closes pid 1's end of
-/// the pipe, so that the job may still be running: the record must not have the line of its end.
-fn wait_for_kill() -> ! {
-    loop {
-        nix::unistd::pause();
-    }
 }
 
 #[cfg(test)]

@@ -285,8 +285,8 @@ impl Kept {
             );
         }
         for path in presumed.iter().take(NAMED_MAX) {
-            tracing::warn!(file = %path.display(), "set aside as the job's: it is from the last seconds before a power failure, and \
-                 no record shows which program made it");
+            tracing::warn!(file = %path.display(), "set aside as the job's: it is from the last seconds before the job's end or a \
+                 power failure, and no record shows which program made it");
         }
         // The first read only verifies the hashes: no file may be partly overwritten with damaged content.
         for (stream, offset, size) in self.rollback.contents() {

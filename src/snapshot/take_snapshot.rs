@@ -169,7 +169,7 @@ fn attempt(
     let beforehand = if afterwards == Afterwards::Stop || watches {
         Beforehand::nothing(&writer, users)?
     } else {
-        Beforehand::copy(context, &writer, &busy, users)?
+        Beforehand::copy(context, &job.sandbox, &writer, &busy, users)?
     };
     drop(open);
     writer.spare_workers(cores().saturating_sub(FREEZE_CORES));

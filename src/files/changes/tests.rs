@@ -16,7 +16,7 @@ fn found(open: &[(&str, bool)], later: &[Line], place: &Path) -> Vec<(String, bo
         change: JobChange::Created,
     });
     append(&record, &before).unwrap();
-    append(&record, &[Line::Image { id: 4 }]).unwrap();
+    append(&record, &[Line::image(4)]).unwrap();
     append(&record, later).unwrap();
     let names = ["a", "b", "empty"];
     let files = names.map(|name| {

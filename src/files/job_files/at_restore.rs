@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
 
 use super::super::file_comparison::{Place, SpareContents};
 use super::super::file_set::{KeptFiles, Writer};
@@ -37,13 +38,19 @@ impl JobFiles {
     pub fn plan(&self, image: &ImageFiles<'_>) -> Result<Rollback, RollbackError> {
         let mut state = locked(&self.state);
         let path = state.record.path().to_owned();
-        let caught_up = marker::locked_record(&path)
-            .and_then(|_lock| {
-                self.record_reports(&mut state.record, image.set.frozen_ns)?;
-                append(&path, &self.output_lines().collect::<Vec<_>>())?;
-                state.record.catch_up()
-            })
-            .and_then(|()| state.record.end_cut());
+        let caught_up = marker::locked_record(&path).and_then(|_lock| {
+            state.record.catch_up()?;
+            // Before anything is written: until then, the file's time is the watcher's.
+            let seen_ns = match self.seen_ns.load(Ordering::Relaxed) {
+                // Its report is on the way.
+                0 => clock::unix_ns(),
+                seen_ns => seen_ns,
+            };
+            state.record.end_cut(Some(seen_ns))?;
+            self.record_reports(&mut state.record, image.set.frozen_ns)?;
+            append(&path, &self.output_lines().collect::<Vec<_>>())?;
+            state.record.catch_up()
+        });
         caught_up.map_err(|source| RollbackError::System {
             operation: "read",
             path,
@@ -71,10 +78,11 @@ impl JobFiles {
     /// # Errors
     /// The record cannot be written.
     pub fn begin_from(&self, id: u64, set: &KeptFiles) -> io::Result<()> {
-        let state = locked(&self.state);
+        let mut state = locked(&self.state);
         if state.record.has(id) {
             return Ok(());
         }
+        let mark = state.next_mark();
         let boot = clock::boot().to_owned();
         // Files that were not restored, as they are equal, are the job's too: it may rename their folder.
         let of_job = set.files.iter();
@@ -84,7 +92,9 @@ impl JobFiles {
             is_jobs_own: false,
         });
         let begin = [Line::Begin { boot }].into_iter();
-        let lines = begin.chain(touched).chain([Line::Image { id }, Line::End]);
+        let lines = begin
+            .chain(touched)
+            .chain([Line::Image { id, mark }, Line::End]);
         append(state.record.path(), &lines.collect::<Vec<_>>())
     }
 

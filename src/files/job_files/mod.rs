@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::changes::{Changed, Earlier, Look, OpenUses, SoFar, changed_since, gap_since, time_of};
@@ -47,12 +48,18 @@ pub struct JobFiles {
     /// Files that ckpt-run's own output goes to.
     outputs: Vec<PathBuf>,
     state: Mutex<State>,
+    /// Time at which this supervisor saw the end of the job that the watcher watched, in nanoseconds since 1970; 0 before.
+    seen_ns: AtomicI64,
 }
 
 #[derive(Debug)]
 struct State {
     record: Record,
     marker: Option<Marker>,
+    /// True if the watcher has ended, and its sandbox has not.
+    has_lost_watcher: bool,
+    /// Number of the last mark, written or requested.
+    mark: u64,
     /// The set of the image that the job was last saved to or restored from.
     newest: Option<Arc<Earlier>>,
     /// Time from which a scan finds changes if there is no set.
@@ -89,6 +96,13 @@ pub struct Changes {
     pub gap: Option<String>,
 }
 
+impl State {
+    fn next_mark(&mut self) -> u64 {
+        self.mark = self.mark.max(self.record.mark()) + 1;
+        self.mark
+    }
+}
+
 impl JobFiles {
     /// Reads the record in the `store`. `work` is ckpt-run's private folder beside it, `folder` the job's working
     /// folder.
@@ -111,10 +125,12 @@ impl JobFiles {
             record.end_last_line()?;
             Ok(record)
         })?;
-        record.end_cut()?;
+        record.end_cut(None)?;
         let state = State {
             record,
             marker: None,
+            has_lost_watcher: false,
+            mark: 0,
             newest: None,
             begun_ns: clock::unix_ns(),
             warned: None,
@@ -131,6 +147,7 @@ impl JobFiles {
             ours,
             outputs,
             state: Mutex::new(state),
+            seen_ns: AtomicI64::new(0),
         })
     }
 
@@ -162,7 +179,13 @@ impl JobFiles {
         let mut state = locked(&self.state);
         let (marker, descriptors) = Marker::new(state.record.path())?;
         state.marker = Some(marker);
+        self.seen_ns.store(0, Ordering::Relaxed);
         Ok(descriptors)
+    }
+
+    /// Notes that the job and its watcher have ended by now.
+    pub fn note_end(&self) {
+        self.seen_ns.store(clock::unix_ns(), Ordering::Relaxed);
     }
 
     /// Waits until the new watcher is running.
@@ -178,7 +201,14 @@ impl JobFiles {
 
     /// Drops the watcher of a sandbox that ends.
     pub fn drop_watcher(&self) {
-        locked(&self.state).marker = None;
+        let mut state = locked(&self.state);
+        state.marker = None;
+        state.has_lost_watcher = false;
+    }
+
+    /// Returns true if the watcher of the present sandbox has ended before the job.
+    pub fn has_lost_watcher(&self) -> bool {
+        locked(&self.state).has_lost_watcher
     }
 
     /// Lists the changes since the newest set while the job is running, for the image `id`, so that few files remain to
@@ -371,11 +401,13 @@ impl JobFiles {
             }
             Err(reason) => Some(reason),
         };
+        // A late watcher may still write the mark of the request: it does not count.
         let written = reason.as_ref().map_or(Ok(()), |reason| {
             let gap = Line::Gap {
                 reason: reason.clone(),
             };
-            let image = [gap.clone(), Line::Image { id }, gap];
+            let mark = state.next_mark();
+            let image = [gap.clone(), Line::Image { id, mark }, gap];
             let lines = image.into_iter().chain(self.output_lines());
             append(state.record.path(), &lines.collect::<Vec<_>>())
         });
@@ -399,11 +431,11 @@ impl JobFiles {
         record.catch_up()?;
         let is_ours = |path: &Path| self.ours.iter().any(|ours| path.starts_with(ours));
         let is_concern = |path: &Path| !is_ours(path) && !record.is_watched(path);
-        let lines = self.evidence.take(is_concern, since_ns)?;
-        if lines.is_empty() {
-            return Ok(());
-        }
-        append(record.path(), &lines)
+        self.evidence
+            .take(is_concern, since_ns, |lines| match lines {
+                [] => Ok(()),
+                lines => append(record.path(), lines),
+            })
     }
 
     /// Returns the store and the work folder, which contain no files of the job.
@@ -423,23 +455,28 @@ impl JobFiles {
 ///
 /// # Errors
 /// The reason why there is no mark.
-fn request(state: &mut State, id: u64, mark: Mark) -> Result<(), String> {
+fn request(state: &mut State, id: u64, when: Mark) -> Result<(), String> {
+    let mark = state.next_mark();
     let Some(marker) = &mut state.marker else {
         return Err(NO_WATCHER.to_owned());
     };
     let newest = state.newest.as_ref();
     let newest_ns = newest.map_or(state.begun_ns, |it| it.set.frozen_ns);
-    let marked = marker.catch_up(mark).and_then(|was_late| {
+    let marked = marker.catch_up(when).and_then(|was_late| {
         if was_late {
             // Changes of a running job may have been recorded before that mark.
             let reason = MarkerError::Late.to_string();
             append(state.record.path(), &[Line::Gap { reason }]).map_err(MarkerError::Gone)?;
         }
-        let image = id;
-        marker.mark(Request { image, newest_ns })
+        marker.mark(Request {
+            image: id,
+            newest_ns,
+            mark,
+        })
     });
     if matches!(marked, Err(MarkerError::Gone(_))) {
         state.marker = None;
+        state.has_lost_watcher = true;
     }
     marked.map_err(|error| error.to_string())
 }

@@ -166,7 +166,7 @@ fn changes_by_others_and_a_missing_watcher_are_noted() {
     let at_ns = 7;
     let lines = [
         Line::Begin { boot },
-        Line::Image { id: 1 },
+        Line::image(1),
         Line::Ended { at_ns },
         Line::End,
     ];

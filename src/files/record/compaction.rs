@@ -121,18 +121,19 @@ impl Record {
                 part.push(Line::Gap { reason });
             }
         }
-        for (time, (from_ns, until_ns), booted) in &self.cuts {
+        for (time, (from_ns, until_ns), is_jobs) in &self.cuts {
             parts[count_at(*time)].push(Line::Cut {
                 from_ns: *from_ns,
                 until_ns: *until_ns,
-                booted: *booted,
+                is_jobs: *is_jobs,
             });
         }
         let mut lines = vec![Line::Base { read: self.read }];
         let mut ids = images.into_iter().map(|(_, id)| id);
         for part in parts {
             lines.extend(part);
-            lines.extend(ids.next().map(|id| Line::Image { id }));
+            let mark = self.mark;
+            lines.extend(ids.next().map(|id| Line::Image { id, mark }));
         }
         lines.push(Line::Begin {
             boot: self.boot.clone(),
@@ -193,22 +194,22 @@ mod tests {
             job("/w/a", JobChange::Created),
             job("/w/old", JobChange::MovedTo),
             other("/w/theirs", true),
-            Line::Image { id: 1 },
+            Line::image(1),
             job("/w/b", JobChange::Created),
             Line::Cut {
                 from_ns: 1,
                 until_ns: 9,
-                booted: true,
+                is_jobs: true,
             },
-            Line::Image { id: 2 },
+            Line::image(2),
             // A failed image, and the next attempt at it.
-            Line::Image { id: 3 },
+            Line::image(3),
             job("/w/a", JobChange::Changed),
             Line::File {
                 id: FileId::new((1, 2), 3),
             },
             other("/w/theirs", false),
-            Line::Image { id: 3 },
+            Line::image(3),
             job("/w/c", JobChange::MovedTo),
         ]
     }
@@ -249,7 +250,7 @@ mod tests {
         let later = [
             other("/w/d", true),
             job("/w/old", JobChange::Gone),
-            Line::Image { id: 4 },
+            Line::image(4),
             job("/w/b", JobChange::Gone),
             Line::End,
         ];
@@ -289,7 +290,7 @@ mod tests {
         let place = tempfile::tempdir_in("/var/tmp").unwrap();
         let path = place.path().join("files.log");
         let many = vec![job("/w/a", JobChange::Changed); LINES_MIN];
-        append(&path, &[&[Line::Image { id: 1 }], &many[1..]].concat()).unwrap();
+        append(&path, &[&[Line::image(1)], &many[1..]].concat()).unwrap();
         let mut record = Record::open(&path).unwrap();
         assert_eq!(record.lines, LINES_MIN);
         record.compact_if_due().unwrap();

@@ -1,8 +1,11 @@
 //! Reports of the job's own programs about the names that they change, where the job has no watcher.
 //!
 //! ```text
-//! witness (preloaded) ── symlink ──▶ STORE/writes/HASH ── take ──▶ lines of the record
+//! witness (preloaded) ── symlink ──▶ STORE/writes/HASH ── take ──▶ STORE/writes.taken/HASH ── lines ──▶ record
+//!                                                                  STORE/writes.recorded ◀── recorded
 //! ```
+//! A supervisor that is killed on the way leaves the reports to the next one.
+//!
 //! A report shows that the job has changed a path, or was killed just before. A missing report proves nothing: some programs make none. Reports
 //! do not show what other programs change.
 
@@ -25,9 +28,11 @@ use super::super::record_line::{JobChange, Line};
 pub const VARIABLE: &str = "_CKPT_RUN_WRITES";
 /// Variable with the mount points of the file systems of which changes are to be reported; all if it is not set.
 pub(crate) const MOUNTS_VARIABLE: &str = "_CKPT_RUN_MOUNTS";
-/// Names of the folder in the store, and of the folder with reports that are in the record.
+/// Names of the folder in the store, of the folder with reports on their way into the record, and of that with reports
+/// that are in the record.
 const FOLDER: &str = "writes";
 const TAKEN: &str = "writes.taken";
+const RECORDED: &str = "writes.recorded";
 /// Hexadecimal digits of a number in a report.
 const DIGITS: usize = 16;
 
@@ -36,6 +41,7 @@ const DIGITS: usize = 16;
 pub struct Evidence {
     folder: PathBuf,
     taken: PathBuf,
+    recorded: PathBuf,
 }
 
 impl Evidence {
@@ -45,6 +51,7 @@ impl Evidence {
         Self {
             folder: store.join(FOLDER),
             taken: store.join(TAKEN),
+            recorded: store.join(RECORDED),
         }
     }
 
@@ -69,6 +76,7 @@ impl Evidence {
     /// They cannot be removed.
     pub fn clear(&self) -> io::Result<()> {
         self.forget()?;
+        remove(&self.taken)?;
         if !self.is_used() {
             return Ok(());
         }
@@ -76,19 +84,38 @@ impl Evidence {
         self.create()
     }
 
-    /// Takes the reports since the last call about paths of concern, as lines of the record in the order of the changes.
-    /// `since_ns` is the time of that call or earlier. Reports made during this function may be lost.
+    /// Hands the reports since the last call about paths of concern to `record`, as lines of the record in the order of the
+    /// changes. `since_ns` is the time of that call or earlier. Reports made during this function may be lost.
     ///
     /// # Errors
-    /// The folder cannot be read or created.
-    pub fn take(&self, is_concern: impl Fn(&Path) -> bool, since_ns: i64) -> io::Result<Vec<Line>> {
-        self.forget()?;
+    /// The folder cannot be read or created, or `record` failed: then the next call hands the same lines over.
+    pub fn take(
+        &self,
+        is_concern: impl Fn(&Path) -> bool,
+        since_ns: i64,
+        record: impl Fn(&[Line]) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let take_over = || {
+            record(&self.lines(&is_concern, since_ns)?)?;
+            self.forget()?;
+            fs::rename(&self.taken, &self.recorded)
+        };
+        // Those that a killed supervisor has left.
+        if self.taken.symlink_metadata().is_ok() {
+            self.create()?;
+            take_over()?;
+        }
         match fs::rename(&self.folder, &self.taken) {
             // The job makes no reports.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             renamed => renamed?,
         }
         self.create()?;
+        take_over()
+    }
+
+    /// Returns the taken reports as lines of the record.
+    fn lines(&self, is_concern: impl Fn(&Path) -> bool, since_ns: i64) -> io::Result<Vec<Line>> {
         let entries = self.taken.read_dir()?;
         let texts = entries.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
         let mut reports: Vec<Report> = texts.filter_map(|text| Report::parse(&text)).collect();
@@ -107,7 +134,7 @@ impl Evidence {
     /// # Errors
     /// They cannot be removed.
     pub fn forget(&self) -> io::Result<()> {
-        remove(&self.taken)
+        remove(&self.recorded)
     }
 
     fn create(&self) -> io::Result<()> {
@@ -268,6 +295,7 @@ fn resolved(path: &Path, follows: bool) -> Option<PathBuf> {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
     use std::os::unix::fs::symlink;
 
     use super::*;
@@ -275,6 +303,16 @@ mod tests {
     fn report(evidence: &Evidence, name: &str, kind: char, time: u64, path: &Path) {
         let text = format!("{kind}{time:016x}{}", path.display());
         symlink(text, evidence.folder.join(name)).unwrap();
+    }
+
+    fn taken(evidence: &Evidence, is_concern: impl Fn(&Path) -> bool, since_ns: i64) -> Vec<Line> {
+        let all = RefCell::new(Vec::new());
+        let record = |lines: &[Line]| {
+            all.borrow_mut().extend_from_slice(lines);
+            Ok(())
+        };
+        evidence.take(is_concern, since_ns, record).unwrap();
+        all.into_inner()
     }
 
     fn job(path: &Path, change: JobChange) -> Line {
@@ -287,7 +325,7 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let top = place.path().canonicalize().unwrap();
         let evidence = Evidence::of(&top);
-        assert!(evidence.take(|_| true, 0).unwrap().is_empty());
+        assert!(taken(&evidence, |_| true, 0).is_empty());
         evidence.begin().unwrap();
         let path = |name: &str| top.join(name);
         fs::write(path("new"), "x").unwrap();
@@ -302,9 +340,7 @@ mod tests {
         report(&evidence, "5", 'c', 6, &path("ours/x"));
         report(&evidence, "6", 'c', 6, &path("gone/../x"));
         symlink("damaged", evidence.folder.join("7")).unwrap();
-        let lines = evidence
-            .take(|it| !it.starts_with(path("ours")), 0)
-            .unwrap();
+        let lines = taken(&evidence, |it| !it.starts_with(path("ours")), 0);
         let expected = [
             job(&path("new"), JobChange::Created),
             job(&path("link"), JobChange::Created),
@@ -314,10 +350,31 @@ mod tests {
             job(&path("old"), JobChange::FolderGone),
         ];
         assert_eq!(lines, expected);
-        assert!(evidence.take(|_| true, 0).unwrap().is_empty());
+        assert!(taken(&evidence, |_| true, 0).is_empty());
         report(&evidence, "1", 'c', 1, &path("new"));
         evidence.clear().unwrap();
-        assert!(evidence.take(|_| true, 0).unwrap().is_empty());
+        assert!(taken(&evidence, |_| true, 0).is_empty());
+    }
+
+    #[test]
+    fn reports_of_a_killed_supervisor_are_recorded_by_the_next() {
+        let place = tempfile::tempdir().unwrap();
+        let top = place.path().canonicalize().unwrap();
+        let evidence = Evidence::of(&top);
+        evidence.begin().unwrap();
+        report(&evidence, "1", 'c', 1, &top.join("first"));
+        let killed = evidence.take(|_| true, 0, |_| Err(io::ErrorKind::Interrupted.into()));
+        assert_eq!(killed.unwrap_err().kind(), io::ErrorKind::Interrupted);
+        report(&evidence, "1", 'c', 1, &top.join("second"));
+        let expected = ["first", "second"].map(|name| job(&top.join(name), JobChange::Created));
+        assert_eq!(taken(&evidence, |_| true, 0), expected);
+        // Killed before it could make the new folder.
+        report(&evidence, "1", 'c', 1, &top.join("third"));
+        fs::rename(&evidence.folder, &evidence.taken).unwrap();
+        let expected = [job(&top.join("third"), JobChange::Created)];
+        assert_eq!(taken(&evidence, |_| true, 0), expected);
+        assert!(evidence.is_used());
+        assert!(taken(&evidence, |_| true, 0).is_empty());
     }
 
     #[test]
@@ -340,7 +397,7 @@ mod tests {
             job(&path("exchanged"), JobChange::MovedTo),
             job(&path("exchanged/x"), JobChange::MovedTo),
         ];
-        assert_eq!(evidence.take(|_| true, 0).unwrap(), expected);
+        assert_eq!(taken(&evidence, |_| true, 0), expected);
     }
 
     #[test]
@@ -364,7 +421,7 @@ mod tests {
         // The file of another program may get the number of the removed one.
         fs::write(path("foreign"), "x").unwrap();
         let expected = [job(&path("final"), JobChange::MovedTo)];
-        assert_eq!(evidence.take(|_| true, 0).unwrap(), expected);
+        assert_eq!(taken(&evidence, |_| true, 0), expected);
     }
 
     #[test]
@@ -376,6 +433,6 @@ mod tests {
         fs::write(top.join("old"), "x").unwrap();
         let later_ns = changed_ns(&top.join("old").metadata().unwrap()) + 10 * TICK_NS;
         report(&evidence, "1", 'w', 1, &top.join("old"));
-        assert!(evidence.take(|_| true, later_ns).unwrap().is_empty());
+        assert!(taken(&evidence, |_| true, later_ns).is_empty());
     }
 }

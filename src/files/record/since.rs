@@ -58,10 +58,10 @@ impl Since<'_> {
         self.cuts_at(changed_ns).next().is_some()
     }
 
-    /// Returns true if a change at this time may be missing because the machine lost its power.
+    /// Returns true if a change at this time may be missing, and counts as the job's.
     #[must_use]
-    pub fn may_miss_by_boot(&self, changed_ns: i64) -> bool {
-        self.cuts_at(changed_ns).any(|booted| booted)
+    pub fn may_miss_of_job(&self, changed_ns: i64) -> bool {
+        self.cuts_at(changed_ns).any(|is_jobs| is_jobs)
     }
 
     fn cuts_at(&self, at_ns: i64) -> impl Iterator<Item = bool> {
@@ -69,7 +69,7 @@ impl Since<'_> {
         let cuts = self.record.cuts.iter();
         let later = cuts.filter(move |(when, ..)| image.is_none_or(|image| *when >= image));
         let here = later.filter(move |(_, (from, until), _)| (*from..=*until).contains(&at_ns));
-        here.map(|(.., booted)| *booted)
+        here.map(|(.., is_jobs)| *is_jobs)
     }
 
     /// Returns true if a rollback since has changed the path, or may have.

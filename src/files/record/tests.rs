@@ -27,7 +27,7 @@ fn changes_after_an_image_are_listed() {
     let lines = [
         begin(),
         job("/w/a", JobChange::Created),
-        Line::Image { id: 4 },
+        Line::image(4),
         job("/w/b", JobChange::Changed),
         Line::Other {
             path: "/w/notes".into(),
@@ -48,10 +48,10 @@ fn changes_after_an_image_are_listed() {
 
 #[test]
 fn a_part_without_an_end_is_a_gap() {
-    let cut = [begin(), Line::Image { id: 1 }];
+    let cut = [begin(), Line::image(1)];
     let mut again = record(&cut);
     again.add(begin());
-    again.add(Line::Image { id: 2 });
+    again.add(Line::image(2));
     again.add(Line::End);
     assert!(again.since(1).gap().is_some());
     assert_eq!(again.since(2).gap(), None);
@@ -61,10 +61,10 @@ fn a_part_without_an_end_is_a_gap() {
 fn a_watcher_that_ended_with_the_job_leaves_a_short_gap() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("record");
-    append(&path, &[begin(), Line::Image { id: 1 }]).unwrap();
+    append(&path, &[begin(), Line::image(1)]).unwrap();
     let mut record = Record::open(&path).unwrap();
     record.boot = clock::boot().to_owned();
-    record.end_cut().unwrap();
+    record.end_cut(None).unwrap();
     let alive_ns = clock::unix_ns();
     let again = Record::open(&path).unwrap();
     let since = again.since(1);
@@ -83,11 +83,11 @@ fn an_incomplete_last_line_is_removed_but_no_damaged_one() {
         let mut file = File::options().append(true).open(&path).unwrap();
         file.write_all(text).unwrap();
     };
-    append(&path, &[begin(), Line::Image { id: 1 }]).unwrap();
+    append(&path, &[begin(), Line::image(1)]).unwrap();
     add(b"{\"job\":{\"pa\0\0");
     let mut record = Record::open(&path).unwrap();
     record.end_last_line().unwrap();
-    record.end_cut().unwrap();
+    record.end_cut(None).unwrap();
     assert_eq!(Record::open(&path).unwrap().since(1).gap(), None);
     add(b"{\"job\":{\"pa\0\0\n");
     let record = Record::open(&path).unwrap();
@@ -99,11 +99,11 @@ fn an_incomplete_last_line_is_removed_but_no_damaged_one() {
 fn a_boot_long_after_the_last_line_does_not_prolong_the_cut() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("record");
-    append(&path, &[begin(), Line::Image { id: 1 }]).unwrap();
+    append(&path, &[begin(), Line::image(1)]).unwrap();
     let alive = std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1000);
     let file = File::options().append(true).open(&path).unwrap();
     file.set_modified(alive).unwrap();
-    Record::open(&path).unwrap().end_cut().unwrap();
+    Record::open(&path).unwrap().end_cut(None).unwrap();
     let record = Record::open(&path).unwrap();
     let misses = |seconds: i64| record.since(1).may_miss(seconds * 1_000_000_000);
     assert_eq!(
@@ -114,13 +114,44 @@ fn a_boot_long_after_the_last_line_does_not_prolong_the_cut() {
 }
 
 #[test]
+fn changes_until_an_end_that_was_seen_count_as_the_jobs() {
+    for (late_ns, is_jobs) in [(1_000_000_000, true), (4_000_000_000, false)] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("record");
+        append(&path, &[begin(), Line::image(1)]).unwrap();
+        let mut record = Record::open(&path).unwrap();
+        let alive_ns = modified_ns(&path.metadata().unwrap());
+        record.end_cut(Some(alive_ns + late_ns)).unwrap();
+        let since = record.since(1);
+        let at_ns = [alive_ns, alive_ns + late_ns];
+        assert_eq!(at_ns.map(|at_ns| since.may_miss(at_ns)), [true; 2]);
+        assert!(!since.may_miss(alive_ns + late_ns + 1));
+        assert_eq!(
+            at_ns.map(|at_ns| since.may_miss_of_job(at_ns)),
+            [is_jobs; 2]
+        );
+    }
+}
+
+#[test]
+fn a_mark_that_comes_too_late_does_not_count() {
+    let gap = Line::Gap {
+        reason: "late".to_owned(),
+    };
+    let image = |mark| Line::Image { id: 2, mark };
+    let by_supervisor = [gap.clone(), image(3), gap];
+    let later = [job("/w/a", JobChange::Changed), image(2)];
+    let mut record = record(&[&[begin(), Line::image(1)], &by_supervisor[..], &later].concat());
+    assert!(record.since(2).gap().is_some());
+    assert!(record.since(2).by_job(Path::new("/w/a")));
+    record.add(image(4));
+    assert!(record.since(2).gap().is_none());
+}
+
+#[test]
 fn what_the_end_of_a_stopped_job_changes_is_ignored() {
     let job_changes = job("/w/a", JobChange::Changed);
-    let stopped = [
-        begin(),
-        Line::Image { id: 1 },
-        Line::Stopped { id: 1, at_ns: 0 },
-    ];
+    let stopped = [begin(), Line::image(1), Line::Stopped { id: 1, at_ns: 0 }];
     let ended = [job_changes.clone(), Line::Ended { at_ns: 7 }, Line::End];
     let mut record = record(&[&stopped[..], &ended[..]].concat());
     let path = Path::new("/w/a");
@@ -175,7 +206,7 @@ fn a_removed_folder_removes_its_files() {
         job("/w/d", JobChange::Created),
         job("/w/d/a", JobChange::Created),
         job("/w/da", JobChange::Created),
-        Line::Image { id: 1 },
+        Line::image(1),
         job("/w/d", JobChange::FolderGone),
         Line::End,
     ]);

@@ -9,13 +9,13 @@ use super::scene::Scene;
 use crate::clock;
 
 /// Records that changes from now on are missing, after a boot or because a container was killed.
-fn cut(scene: &Scene, booted: bool) {
+fn cut(scene: &Scene, is_jobs: bool) {
     let now = clock::unix_ns();
     let (from_ns, until_ns) = (now - 1_000_000_000, now + 60_000_000_000);
     let line = Line::Cut {
         from_ns,
         until_ns,
-        booted,
+        is_jobs,
     };
     append(&scene.record(), &[line]).unwrap();
     scene.pass_a_tick();

@@ -88,7 +88,7 @@ impl Scene {
             names: entries.map(|entry| entry.unwrap().file_name()).collect(),
             folder: self.path("."),
         };
-        let lines = [Line::Begin { boot }, names, Line::Image { id: IMAGE }];
+        let lines = [Line::Begin { boot }, names, Line::image(IMAGE)];
         append(&self.record(), &lines).unwrap();
     }
 

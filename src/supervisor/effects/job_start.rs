@@ -222,7 +222,10 @@ impl Effects {
             None if self.has_lost_lease() => {
                 return Err(RunError::LeaseLost { holder: None });
             }
-            None => Some(Event::Gone),
+            None => {
+                self.context.files.note_end();
+                Some(Event::Gone)
+            }
         })
     }
 

@@ -83,7 +83,7 @@ pub enum Job {
 /// Source of ckpt-run's knowledge about the job's closed files.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Files {
-    /// The watcher. After it was killed, restores are refused.
+    /// The watcher. After it was killed, restores are refused until the next snapshot.
     Watched,
     /// The settings.
     Included,

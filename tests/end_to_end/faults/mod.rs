@@ -11,6 +11,7 @@ mod full_disk;
 mod hanging_disk;
 mod job_output;
 mod kills;
+mod last_changes;
 mod loop_disk;
 mod power_failure;
 mod random_kills;
