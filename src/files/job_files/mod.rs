@@ -26,7 +26,7 @@ pub use at_restore::ImageFiles;
 pub use kept_summary::Kept;
 
 /// Reason why changes may be missing if the job's programs report theirs.
-pub(crate) const REPORTS_ONLY: &str = "the kernel reports them to root only, and programs that are linked statically or written in Go report none";
+pub(crate) const REPORTS_ONLY: &str = "the kernel reports them to root only, and programs that are linked statically or make system calls themselves (Go, Bun) report none";
 /// Reason why changes may be missing if nobody records them.
 const NO_WATCHER: &str = "no watcher records the job's changes";
 /// Usual paths of process accounting (acct(2)), a file in which the kernel writes in the name of each process that ends.

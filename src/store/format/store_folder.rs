@@ -19,6 +19,7 @@ use super::image_id::ImageId;
 use super::pack::PackName;
 use super::store_key::{KEY_FILE, Key, KeyCheck, KeyCheckError};
 use crate::store::fs::durable::{self, DurableError};
+use crate::store::fs::ops;
 use crate::store::fs::store_place;
 use crate::store::read::manifest_cache::ManifestCache;
 use crate::store::read::pending_image::Pending;
@@ -30,6 +31,10 @@ const FORMAT_MAGIC: &str = "ckpt-run store ";
 /// A line of text; anything longer is not ours.
 pub(crate) const FORMAT_FILE_BYTES_MAX: u64 = 64;
 const LOCK_FILE: &str = "lock";
+/// Without this file, `git add -A` in the job's folder would take the store with its secrets, and `git clean` remove it.
+const IGNORE_FILE: &str = ".gitignore";
+const IGNORE_ALL: &str =
+    "# A store of ckpt-run: images hold everything that a job had in memory.\n*\n";
 pub(crate) const IMAGES: &str = "images";
 pub(crate) const PACKS: &str = "packs";
 /// Name of a folder in the root of every ext file system.
@@ -73,6 +78,7 @@ impl Store {
                 return Err(without_format(path));
             }
             check_mode(path, &found)?;
+            hide_from_git(path)?;
             durable::create_folder(&path.join(IMAGES))?;
             durable::create_folder(&path.join(PACKS))?;
             write_key_check(path, key)?;
@@ -219,6 +225,14 @@ fn check_mode(path: &Path, found: &fs::Metadata) -> Result<(), OpenError> {
 }
 
 /// Writes the key check of a store under creation. An interrupted creation may have left the check of another key.
+/// Not durably by itself: a store is complete without that.
+fn hide_from_git(store: &Path) -> Result<(), DurableError> {
+    let path = store.join(IGNORE_FILE);
+    let written = ops::open_or_create(&path, 0o600)
+        .and_then(|file| ops::write_at(&file, IGNORE_ALL.as_bytes(), 0));
+    written.map_err(|source| DurableError::Write { path, source })
+}
+
 fn write_key_check(path: &Path, key: Option<&Key>) -> Result<(), OpenError> {
     let file = path.join(KEY_FILE);
     let Some(key) = key else {
@@ -327,7 +341,14 @@ fn read_format(path: &Path) -> Result<Option<u32>, OpenError> {
 /// Returns true if the folder holds nothing but the files of an interrupted creation and a file system's own folder. A
 /// folder with images must not get a new key.
 fn is_unfinished(path: &Path) -> Result<bool, OpenError> {
-    let known = [IMAGES, PACKS, LOCK_FILE, KEY_FILE, LOST_AND_FOUND];
+    let known = [
+        IMAGES,
+        PACKS,
+        LOCK_FILE,
+        IGNORE_FILE,
+        KEY_FILE,
+        LOST_AND_FOUND,
+    ];
     let is_bare = file_names::list(path)?.iter().all(|(path, kind)| {
         *kind == FileKind::Temporary || known.iter().any(|name| path.ends_with(name))
     });

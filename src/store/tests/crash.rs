@@ -372,7 +372,7 @@ fn leftovers_of_an_abandoned_image_are_swept() {
 #[test]
 fn each_omitted_sync_is_noticed() {
     let changes: [(Operation, Operation, &[&str]); 6] = [
-        (nothing, create, &["3: store: sync"]),
+        (nothing, create, &["5: store: sync"]),
         (create, one_image, &["0: : sync"]),
         (create, large_image, &[]),
         (three_images, rotate, &["6: store/packs: sync"]),

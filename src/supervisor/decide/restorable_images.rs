@@ -73,8 +73,9 @@ impl Machine {
 
     /// Returns the number of images to restore as of the last event that read the store.
     pub(super) fn last_images_to_restore(&self) -> Images {
-        let restored_from = self.attempts.restored_from;
-        let is_older = |id: &&ImageId| restored_from.is_none_or(|from| **id < from);
+        let attempts = &self.attempts;
+        let tried = [attempts.restored_from, attempts.oldest_refused];
+        let is_older = |id: &&ImageId| tried.iter().flatten().all(|tried| *id < tried);
         Images {
             all: self.last_available.len(),
             older: self.last_available.iter().filter(is_older).count(),

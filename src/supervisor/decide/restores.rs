@@ -34,6 +34,8 @@ pub(crate) struct Attempts {
     pub restored_from: Option<ImageId>,
     /// Images that could not be restored now, but may be good.
     pub refused: BTreeSet<ImageId>,
+    /// The oldest image that could not be restored since the job got further: older ones alone are left to try.
+    pub oldest_refused: Option<ImageId>,
     /// Images whose restore was tried once more.
     pub retried: BTreeSet<ImageId>,
     /// The only image to restore, until the job runs.
@@ -48,7 +50,15 @@ impl Attempts {
     /// Counts an exit of the job. Images that could not be restored before may be restored now.
     pub fn job_ended(&mut self, status: ExitStatus) {
         self.budget.ended(status);
+        if self.budget.crashes <= 1 {
+            self.oldest_refused = None;
+        }
         self.forget_failures();
+    }
+
+    fn refuse(&mut self, id: ImageId) {
+        self.refused.insert(id);
+        self.oldest_refused = Some(self.oldest_refused.map_or(id, |oldest| oldest.min(id)));
     }
 
     pub fn image_taken(&mut self) {
@@ -278,7 +288,7 @@ impl Machine {
             });
         }
         if may_be_good {
-            self.attempts.refused.insert(id);
+            self.attempts.refuse(id);
             return self.restore_from(skip_newest);
         }
         // The next one is chosen from the list without this one.
@@ -292,7 +302,7 @@ impl Machine {
         }) = self.stage
         {
             if !done {
-                self.attempts.refused.insert(id);
+                self.attempts.refuse(id);
             }
             self.restore_next(skip_newest);
         }

@@ -137,6 +137,35 @@ while not os.path.exists("stop"): time.sleep(0.01)
     assert_eq!(place.text("out"), "from before\nsaid\n");
 }
 
+/// The job first changes a file after the first snapshot, so that its content then is unknown.
+#[apply(as_root)]
+fn a_failing_job_with_a_refused_older_image_ends() {
+    let place = Place::new();
+    std::fs::write(place.file("kept"), vec![b'x'; 3 << 20]).expect("written");
+    let mut run = start(
+        &place,
+        r#"
+import os, sys, time
+open("ready", "w").write("y")
+while not os.path.exists("go"): time.sleep(0.01)
+open("kept", "a").write("more")
+open("changed", "w").write("y")
+while not os.path.exists("fail"): time.sleep(0.01)
+sys.exit(41)
+"#,
+    );
+    place.wait_for("ready", "y");
+    place.snapshot();
+    place.go();
+    place.wait_for("changed", "y");
+    place.snapshot();
+    std::fs::write(place.file("fail"), "").expect("written");
+    assert_eq!(run.wait(), 41, "{}", place.text("err"));
+    assert_eq!(said(&place, "restored image=000002"), 2);
+    assert_eq!(said(&place, "restored image=000001"), 0);
+    assert_eq!(said(&place, "restore failed: "), 1);
+}
+
 #[apply(as_root)]
 fn job_crashing_after_every_restore_ends_with_its_code() {
     let place = Place::new();

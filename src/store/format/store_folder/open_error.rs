@@ -121,7 +121,9 @@ pub enum OpenError {
 /// Error for a store that was moved, removed or replaced after it was opened. The new content of the path is neither
 /// read nor written.
 #[derive(Debug, thiserror::Error)]
-#[error("the store at {0} was moved or replaced while it is in use: move it back, or end this run")]
+#[error(
+    "the store at {0} was moved, replaced or removed while it is in use: move it back, or end this run"
+)]
 pub struct MovedStore(pub(super) PathBuf);
 
 /// Quotes the path for a shell command line.

@@ -163,7 +163,8 @@ fn check_leftovers(store: &Store, visible: &[ImageId]) -> Result<(), String> {
         let packs = manifest.packs.iter();
         wanted.extend(packs.map(|pack| store.pack_file(pack.name)));
     }
-    let outside = ["format", "lock", "images", "packs"].map(|name| store.path().join(name));
+    let outside =
+        [".gitignore", "format", "lock", "images", "packs"].map(|name| store.path().join(name));
     wanted.extend(outside);
     if store.is_encrypted() {
         wanted.push(store.path().join(KEY_FILE));

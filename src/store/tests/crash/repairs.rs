@@ -156,12 +156,12 @@ fn each_omitted_sync_of_repairs_and_copies_is_noticed() {
         (
             nothing,
             create_encrypted,
-            &["3: store: sync", "5: store: sync"],
+            &["5: store: sync", "7: store: sync"],
         ),
         (
             unfinished_with_a_key,
             create,
-            &["0: : sync", "1: store: sync", "2: store: sync"],
+            &["0: : sync", "2: store: sync", "3: store: sync"],
         ),
         (create_encrypted, write_encrypted, &["0: : sync"]),
     ];

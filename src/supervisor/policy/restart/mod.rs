@@ -42,7 +42,8 @@ pub struct Budget {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Images {
     pub all: usize,
-    /// Those older than the image that the job was last restored from; all of them if it was not restored.
+    /// Those older than the image that the job was last restored from, and than those that could not be restored since it
+    /// got further; all of them if it was not restored.
     pub older: usize,
 }
 
