@@ -2,13 +2,14 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
@@ -17,7 +18,7 @@ use crate::clock;
 /// Time limit for a watcher to write all changes to the record. The job is frozen meanwhile.
 const MARK_LIMIT: Duration = Duration::from_secs(5);
 /// Time limit for a watcher to begin, before the job runs: it lists folders, on a disk that may be slow.
-const START_LIMIT: Duration = Duration::from_secs(60);
+const START_LIMIT: Duration = Duration::from_secs(30);
 /// Time limit for a late answer while the job is frozen.
 const LATE_LIMIT: Duration = Duration::from_millis(1);
 /// Time limit for an earlier sandbox to exit.
@@ -113,6 +114,14 @@ impl Marker {
     /// The watcher has exited or does not answer.
     pub fn wait(&self) -> Result<(), MarkerError> {
         self.answer(START_LIMIT)
+    }
+
+    /// Returns true if the watcher has exited.
+    pub(super) fn is_gone(&self) -> bool {
+        let mut socket = [PollFd::new(self.socket.as_fd(), PollFlags::empty())];
+        let _ = poll(&mut socket, PollTimeout::ZERO);
+        let events = socket[0].revents();
+        events.is_some_and(|events| events.contains(PollFlags::POLLHUP))
     }
 
     /// Waits for answers that did not arrive in time. Returns true if there were any: the watcher has written these
@@ -223,7 +232,9 @@ mod tests {
         let mut read = [0; REQUEST_BYTES];
         watcher.read_exact(&mut read).unwrap();
         assert_eq!(Request::from_bytes(read), request);
+        assert!(!marker.is_gone());
         drop(watcher);
+        assert!(marker.is_gone());
         let failed = marker.mark(request);
         assert!(matches!(failed, Err(MarkerError::Gone(_))), "{failed:?}");
     }

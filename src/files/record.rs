@@ -40,6 +40,8 @@ pub struct Touch {
 
 /// Time around the watcher's last update of the record in which changes may be missing: three intervals.
 const ALIVE_MARGIN_NS: i64 = 3_000_000_000;
+/// Limit on the time from the record's last update to an end that the supervisor saw, in which changes count as the job's.
+const SEEN_MARGIN_NS: i64 = 10_000_000_000;
 /// Limit on the time from the record's last update that has reached the disk until the machine lost its power.
 const UNWRITTEN_NS: i64 = 60_000_000_000;
 
@@ -197,9 +199,12 @@ impl Record {
             Line::Names { folder, names } => {
                 self.names.entry(folder).or_default().extend(names);
             }
-            Line::Image { mark, .. } if mark < self.mark => {}
+            // Lines of older versions have no number.
+            Line::Image {
+                mark: mark @ 1.., ..
+            } if mark < self.mark => {}
             Line::Image { id, mark } => {
-                self.mark = mark;
+                self.mark = self.mark.max(mark);
                 self.now += 1;
                 self.images.insert(id, self.now);
                 self.runs();
@@ -218,7 +223,8 @@ impl Record {
                 is_jobs,
             } => {
                 self.watching = false;
-                self.ended_ns = Some(until_ns);
+                // A failed restore may have put files back since: that time is on record.
+                self.ended_ns = self.ended_ns.max(Some(until_ns));
                 self.cuts.push((self.now, (from_ns, until_ns), is_jobs));
             }
             Line::End => self.watching = false,
@@ -259,9 +265,13 @@ impl Record {
         if !self.watching {
             return Ok(());
         }
-        let alive_ns = modified_ns(&std::fs::metadata(&self.path)?);
+        let mut alive_ns = modified_ns(&std::fs::metadata(&self.path)?);
         let (until_ns, is_jobs) = match seen_ns {
-            Some(seen_ns) => (seen_ns, seen_ns - alive_ns <= ALIVE_MARGIN_NS),
+            Some(seen_ns) => {
+                // A compaction may have changed the file's time since.
+                alive_ns = alive_ns.min(seen_ns);
+                (seen_ns, seen_ns - alive_ns <= SEEN_MARGIN_NS)
+            }
             // After a power failure, the record's time is one that had reached the disk.
             None if self.boot != clock::boot() => {
                 (clock::boot_ns().min(alive_ns + UNWRITTEN_NS), true)

@@ -60,7 +60,7 @@ pub(super) enum Line {
         names: Vec<OsString>,
     },
     /// Mark of an image: all earlier lines belong to it or to earlier ones. A mark with a lower number than an earlier one
-    /// was written too late, and does not count.
+    /// was written too late and does not count.
     Image {
         id: u64,
         #[serde(default)]
@@ -91,8 +91,8 @@ pub(super) enum Line {
         from_ns: i64,
         until_ns: i64,
         /// True if these changes count as the job's: the machine has booted since, so that no other program can have
-        /// changed anything after the job's end, or the supervisor has seen that end, and hardly one had the time.
-        #[serde(default)]
+        /// changed anything after the job's end, or the supervisor saw that end soon after the record's last update.
+        #[serde(default, alias = "booted")]
         is_jobs: bool,
     },
     /// End of a complete part: the watcher has recorded everything up to here.
@@ -172,7 +172,7 @@ impl Log {
         &self.file
     }
 
-    /// Ends the last line, which an earlier watcher may have left incomplete.
+    /// Begins a new line: an earlier watcher may have left the last one incomplete.
     pub fn begin_line(&mut self) {
         self.text.push(b'\n');
     }

@@ -51,7 +51,8 @@ pub use network_keeper::{KEEPER_ARGUMENT, main as network_keeper_main};
 pub use protocol::{Credentials, Ended, Event, JobPids, ToolCommand};
 pub use seccomp::{Hidden, Visibility};
 pub use spawn::{
-    Keyring, SpawnError, privilege_missing, raise_descriptor_limit, with_job_descriptor_limit,
+    FewDescriptors, Keyring, SpawnError, privilege_missing, raise_descriptor_limit,
+    with_job_descriptor_limit,
 };
 pub use user_namespace::{enter_user_namespace, is_in_user_namespace};
 

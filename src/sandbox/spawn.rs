@@ -69,13 +69,29 @@ impl SpawnError {
 static JOB_DESCRIPTORS: OnceLock<libc::rlimit> = OnceLock::new();
 /// Limit on descriptors: the number that Linux gives a process by default (`fs.nr_open`).
 const DESCRIPTORS_MAX: u64 = 1 << 20;
+/// Limit with which ckpt-run can work: helpers get descriptors from 200 on.
+const DESCRIPTORS_MIN: u64 = 512;
+
+/// The limit on open descriptors is too low.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the limit on open files is {0}, and ckpt-run needs {DESCRIPTORS_MIN} or more: raise it (`ulimit -Hn`, or \
+     LimitNOFILE= of a systemd service)"
+)]
+pub struct FewDescriptors(u64);
 
 /// Raises this process's limit of open descriptors to the maximum, because each piece of kept GPU memory needs one. The
 /// job gets the former limit.
-pub fn raise_descriptor_limit() {
+///
+/// # Errors
+/// The maximum is too low.
+pub fn raise_descriptor_limit() -> Result<(), FewDescriptors> {
     let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else {
-        return;
+        return Ok(());
     };
+    if hard < DESCRIPTORS_MIN {
+        return Err(FewDescriptors(hard));
+    }
     let wanted = hard.min(DESCRIPTORS_MAX);
     if soft < wanted && setrlimit(Resource::RLIMIT_NOFILE, wanted, hard).is_ok() {
         let _ = JOB_DESCRIPTORS.set(libc::rlimit {
@@ -83,6 +99,7 @@ pub fn raise_descriptor_limit() {
             rlim_max: hard,
         });
     }
+    Ok(())
 }
 
 /// Makes a command of the user start with the job's descriptor limit.

@@ -250,7 +250,8 @@ impl<'a> CriuDump<'a> {
 
     /// Waits for CRIU within `snapshot.timeout`, not counting the time in which ckpt-run holds it. If a process dies
     /// while CRIU works on it, CRIU may wait for it forever (4.2.1: `wait4` of a thread group whose other dead threads
-    /// it traces too), and is killed; also if its code in the process, whose answer it awaits, has caused a fault.
+    /// it traces too), and is killed. It is also killed if its code in a process, whose answer it awaits, has caused a
+    /// fault.
     fn watch_over(&self, tool: &ToolRun<'_>, held: &AtomicBool) -> Result<Ended, SandboxError> {
         let mut deadline = clock::now() + self.limit;
         let mut seen = None;

@@ -32,7 +32,6 @@ use crate::run::image_facts::{KEPT_LIST, kept_stream};
 use crate::run::machine;
 use crate::run::run_context::RunContext;
 use crate::safe_path::{JobUsers, Spot};
-use crate::sandbox::Sandbox;
 use crate::store::{ImageId, ImageWriter};
 
 /// Number of bytes that are copied during the freeze in any case: on a busy machine, the time limit may pass with
@@ -116,17 +115,12 @@ impl Beforehand {
     /// change afterwards are copied again.
     pub fn copy(
         context: &RunContext,
-        sandbox: &Sandbox,
         writer: &ImageWriter,
         busy: &Busy,
         users: JobUsers,
     ) -> Result<Self, SnapshotError> {
         let mut beforehand = Self::nothing(writer, users)?;
         let mut so_far = context.files.changes_so_far(writer.id().number());
-        if context.files.has_lost_watcher() {
-            // This image has what a scan finds, and the record has all changes after it.
-            context.watch(sandbox);
-        }
         let files = &context.config.files;
         for (path, file) in so_far.iter_mut().flat_map(|it| &mut it.files) {
             let contents = &mut beforehand.contents;

@@ -166,10 +166,14 @@ fn attempt(
         // While the job computes, all threads compress.
         writer.spare_workers(cores());
     }
+    if context.files.has_lost_watcher() && !job.sandbox.is_gone() {
+        // The image has what a scan finds, and the record will have all changes after it.
+        context.watch(&job.sandbox);
+    }
     let beforehand = if afterwards == Afterwards::Stop || watches {
         Beforehand::nothing(&writer, users)?
     } else {
-        Beforehand::copy(context, &job.sandbox, &writer, &busy, users)?
+        Beforehand::copy(context, &writer, &busy, users)?
     };
     drop(open);
     writer.spare_workers(cores().saturating_sub(FREEZE_CORES));

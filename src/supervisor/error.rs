@@ -9,7 +9,7 @@ use crate::run::encryption_key::KeyError;
 use crate::run::exit_code::{LEASE_LOST, OURS};
 use crate::run::program::ProgramError;
 use crate::run::run_state::{NoSuchImage, RunStateError};
-use crate::sandbox::UserError;
+use crate::sandbox::{FewDescriptors, UserError};
 use crate::store::{ImageId, LockError, OpenError, ReadError, RemoteError, WriteError};
 
 /// Reason why a run did not begin, or could not continue. The job does not run.
@@ -18,6 +18,9 @@ pub enum RunError {
     /// The program cannot be run.
     #[error(transparent)]
     Program(#[from] ProgramError),
+    /// Too few open files are allowed.
+    #[error(transparent)]
+    Descriptors(#[from] FewDescriptors),
     /// The job cannot run as its user.
     #[error(transparent)]
     User(#[from] UserError),

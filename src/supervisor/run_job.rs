@@ -75,7 +75,7 @@ pub enum What {
 pub fn run(options: RunOptions) -> Result<u8, RunError> {
     machine::use_one_heap();
     secret::close_process().map_err(system("close this process to others"))?;
-    sandbox::raise_descriptor_limit();
+    sandbox::raise_descriptor_limit()?;
     let RunOptions {
         config,
         what,

@@ -40,7 +40,8 @@ impl JobFiles {
         let path = state.record.path().to_owned();
         let caught_up = marker::locked_record(&path).and_then(|_lock| {
             state.record.catch_up()?;
-            // Before anything is written: until then, the file's time is the watcher's.
+            state.record.end_last_line()?;
+            // Before anything is written: until then, the file has the time of the watcher's last update.
             let seen_ns = match self.seen_ns.load(Ordering::Relaxed) {
                 // Its report is on the way.
                 0 => clock::unix_ns(),

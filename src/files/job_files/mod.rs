@@ -98,7 +98,7 @@ pub struct Changes {
 
 impl State {
     fn next_mark(&mut self) -> u64 {
-        self.mark = self.mark.max(self.record.mark()) + 1;
+        self.mark = self.mark.max(self.record.mark()).saturating_add(1);
         self.mark
     }
 }
@@ -199,7 +199,7 @@ impl JobFiles {
             .map_or(Ok(()), Marker::wait)
     }
 
-    /// Drops the watcher of a sandbox that ends.
+    /// Drops the watcher of a sandbox that ends, or one that has ended.
     pub fn drop_watcher(&self) {
         let mut state = locked(&self.state);
         state.marker = None;
@@ -208,7 +208,8 @@ impl JobFiles {
 
     /// Returns true if the watcher of the present sandbox has ended before the job.
     pub fn has_lost_watcher(&self) -> bool {
-        locked(&self.state).has_lost_watcher
+        let state = locked(&self.state);
+        state.has_lost_watcher || state.marker.as_ref().is_some_and(Marker::is_gone)
     }
 
     /// Lists the changes since the newest set while the job is running, for the image `id`, so that few files remain to
@@ -462,12 +463,14 @@ fn request(state: &mut State, id: u64, when: Mark) -> Result<(), String> {
     };
     let newest = state.newest.as_ref();
     let newest_ns = newest.map_or(state.begun_ns, |it| it.set.frozen_ns);
-    let marked = marker.catch_up(when).and_then(|was_late| {
-        if was_late {
-            // Changes of a running job may have been recorded before that mark.
-            let reason = MarkerError::Late.to_string();
-            append(state.record.path(), &[Line::Gap { reason }]).map_err(MarkerError::Gone)?;
-        }
+    let caught_up = marker.catch_up(when);
+    if let Ok(true) = caught_up {
+        // Changes of a running job may have been recorded before that mark.
+        let reason = MarkerError::Late.to_string();
+        let appended = append(state.record.path(), &[Line::Gap { reason }]);
+        appended.map_err(|error| format!("the record of the job's files: {error}"))?;
+    }
+    let marked = caught_up.and_then(|_| {
         marker.mark(Request {
             image: id,
             newest_ns,

@@ -290,12 +290,15 @@ mod tests {
         let place = tempfile::tempdir_in("/var/tmp").unwrap();
         let path = place.path().join("files.log");
         let many = vec![job("/w/a", JobChange::Changed); LINES_MIN];
-        append(&path, &[&[Line::image(1)], &many[1..]].concat()).unwrap();
+        let image = |mark| Line::Image { id: 1, mark };
+        append(&path, &[&[image(5)], &many[1..]].concat()).unwrap();
         let mut record = Record::open(&path).unwrap();
         assert_eq!(record.lines, LINES_MIN);
         record.compact_if_due().unwrap();
-        let again = Record::open(&path).unwrap();
+        let mut again = Record::open(&path).unwrap();
         assert_eq!((again.lines, again.since(1).gap()), (0, None));
+        // A mark of before the compaction that comes too late.
+        again.add(image(4));
         assert!(again.since(1).by_job(Path::new("/w/a")));
         fs::remove_file(&path).unwrap();
         append(&path, &[job("/w/b", JobChange::Changed)]).unwrap();

@@ -97,8 +97,10 @@ impl Evidence {
     ) -> io::Result<()> {
         let take_over = || {
             record(&self.lines(&is_concern, since_ns)?)?;
-            self.forget()?;
-            fs::rename(&self.taken, &self.recorded)
+            let moved = self.forget();
+            let moved = moved.and_then(|()| fs::rename(&self.taken, &self.recorded));
+            // Recorded once more, they would count as changes after the next image.
+            moved.or_else(|_| remove(&self.taken))
         };
         // Those that a killed supervisor has left.
         if self.taken.symlink_metadata().is_ok() {

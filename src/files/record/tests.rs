@@ -115,7 +115,7 @@ fn a_boot_long_after_the_last_line_does_not_prolong_the_cut() {
 
 #[test]
 fn changes_until_an_end_that_was_seen_count_as_the_jobs() {
-    for (late_ns, is_jobs) in [(1_000_000_000, true), (4_000_000_000, false)] {
+    for (late_ns, is_jobs) in [(1_000_000_000, true), (11_000_000_000, false)] {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("record");
         append(&path, &[begin(), Line::image(1)]).unwrap();
@@ -131,6 +131,18 @@ fn changes_until_an_end_that_was_seen_count_as_the_jobs() {
             [is_jobs; 2]
         );
     }
+}
+
+#[test]
+fn a_later_time_of_the_end_stays() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("record");
+    append(&path, &[begin(), Line::image(1), Line::Ended { at_ns: 9 }]).unwrap();
+    let mut record = Record::open(&path).unwrap();
+    record.end_cut(Some(7)).unwrap();
+    assert_eq!(record.ended_ns(), Some(9));
+    // The file's time is later than that of the end.
+    assert!(record.since(1).may_miss_of_job(7));
 }
 
 #[test]

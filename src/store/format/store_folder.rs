@@ -224,8 +224,7 @@ fn check_mode(path: &Path, found: &fs::Metadata) -> Result<(), OpenError> {
     Ok(())
 }
 
-/// Writes the key check of a store under creation. An interrupted creation may have left the check of another key.
-/// Not durably by itself: a store is complete without that.
+/// Lets git ignore the store. Not durably by itself: a store is complete without that.
 fn hide_from_git(store: &Path) -> Result<(), DurableError> {
     let path = store.join(IGNORE_FILE);
     let written = ops::open_or_create(&path, 0o600)
@@ -233,6 +232,7 @@ fn hide_from_git(store: &Path) -> Result<(), DurableError> {
     written.map_err(|source| DurableError::Write { path, source })
 }
 
+/// Writes the key check of a store under creation. An interrupted creation may have left the check of another key.
 fn write_key_check(path: &Path, key: Option<&Key>) -> Result<(), OpenError> {
     let file = path.join(KEY_FILE);
     let Some(key) = key else {
@@ -341,19 +341,24 @@ fn read_format(path: &Path) -> Result<Option<u32>, OpenError> {
 /// Returns true if the folder holds nothing but the files of an interrupted creation and a file system's own folder. A
 /// folder with images must not get a new key.
 fn is_unfinished(path: &Path) -> Result<bool, OpenError> {
-    let known = [
-        IMAGES,
-        PACKS,
-        LOCK_FILE,
-        IGNORE_FILE,
-        KEY_FILE,
-        LOST_AND_FOUND,
-    ];
+    let known = [IMAGES, PACKS, LOCK_FILE, KEY_FILE, LOST_AND_FOUND];
     let is_bare = file_names::list(path)?.iter().all(|(path, kind)| {
-        *kind == FileKind::Temporary || known.iter().any(|name| path.ends_with(name))
+        *kind == FileKind::Temporary
+            || known.iter().any(|name| path.ends_with(name))
+            || path.ends_with(IGNORE_FILE) && is_our_ignore_file(path)
     });
     let is_temporary = |kind: &FileKind| *kind == FileKind::Temporary;
     Ok(is_bare && contents(path)?.iter().all(is_temporary))
+}
+
+/// Returns true for a file of ours. After a power failure it may be shorter, or have zeros.
+fn is_our_ignore_file(path: &Path) -> bool {
+    let is_ours = |text: Vec<u8>| {
+        let mut pairs = text.iter().zip(IGNORE_ALL.bytes());
+        text.len() <= IGNORE_ALL.len() && pairs.all(|(found, ours)| *found == 0 || *found == ours)
+    };
+    let is_file = path.symlink_metadata().is_ok_and(|found| found.is_file());
+    is_file && fs::read(path).is_ok_and(is_ours)
 }
 
 /// Lists the existing folders of a store.

@@ -34,7 +34,7 @@ pub(crate) struct Attempts {
     pub restored_from: Option<ImageId>,
     /// Images that could not be restored now, but may be good.
     pub refused: BTreeSet<ImageId>,
-    /// The oldest image that could not be restored since the job got further: older ones alone are left to try.
+    /// The oldest image that could not be restored since the last progress: only older ones are left to try.
     pub oldest_refused: Option<ImageId>,
     /// Images whose restore was tried once more.
     pub retried: BTreeSet<ImageId>,
@@ -75,6 +75,7 @@ impl Attempts {
 impl Machine {
     pub(super) fn start(&mut self) {
         self.attempts.restored_from = None;
+        self.attempts.oldest_refused = None;
         self.last_available.clear();
         let why = "none of its images could be restored; it starts from the beginning".to_owned();
         self.answer_unpause(Err(StillPaused::Failed(why)));

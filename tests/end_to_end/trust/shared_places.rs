@@ -129,7 +129,7 @@ fn a_store_swapped_at_run_time_is_neither_written_nor_restored() {
     assert_eq!(run.wait(), 125, "{}", place.text("err"));
     let said = place.text("err");
     assert!(
-        said.contains("moved or replaced while it is in use"),
+        said.contains("moved, replaced or removed while it is in use"),
         "{said}"
     );
     assert!(!said.contains("restored image"), "{said}");
@@ -150,7 +150,7 @@ fn no_image_is_written_to_a_store_put_in_place_of_the_runs() {
     let output = place.verb(&["snapshot"]);
     assert!(!output.status.success());
     assert!(
-        stderr(&output).contains("moved or replaced while it is in use"),
+        stderr(&output).contains("moved, replaced or removed while it is in use"),
         "{}",
         stderr(&output)
     );

@@ -59,6 +59,26 @@ fn no_store_is_made_among_other_files() {
 }
 
 #[test]
+fn git_ignores_a_store_and_others_ignore_files_stay() {
+    let folder = tempfile::tempdir().unwrap();
+    let (store, other) = (folder.path().join("store"), folder.path().join("other"));
+    Store::create_or_open(&store).unwrap();
+    let ignored = fs::read_to_string(store.join(".gitignore")).unwrap();
+    assert!(ignored.ends_with("\n*\n"), "{ignored}");
+    fs::create_dir(&other).unwrap();
+    set_mode(&other, 0o700);
+    let file = other.join(".gitignore");
+    fs::write(&file, "*.o\n").unwrap();
+    let refused = Store::create_or_open(&other).unwrap_err();
+    assert!(matches!(refused, OpenError::NotStore { .. }), "{refused}");
+    assert_eq!(fs::read_to_string(&file).unwrap(), "*.o\n");
+    // What a power failure can leave of ours.
+    fs::write(&file, "# A store\0\0").unwrap();
+    Store::create_or_open(&other).unwrap();
+    assert_eq!(fs::read_to_string(&file).unwrap(), ignored);
+}
+
+#[test]
 fn a_disk_that_was_just_formatted_becomes_a_store() {
     let folder = tempfile::tempdir().unwrap();
     let disk = folder.path().join("disk");

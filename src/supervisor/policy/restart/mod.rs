@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! crashes without  images older than   decision
-//! progress         the last restored
+//! progress         the last tried
 //!      1           any                 restore the newest
 //!   2 or more      some                restore the newest of them: each image is tried once
 //!      2           none                restore the oldest once more
@@ -42,8 +42,8 @@ pub struct Budget {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Images {
     pub all: usize,
-    /// Those older than the image that the job was last restored from, and than those that could not be restored since it
-    /// got further; all of them if it was not restored.
+    /// Those older than the image that the job was last restored from, and than those that could not be restored since the
+    /// last progress; all of them if there are no such images.
     pub older: usize,
 }
 
