@@ -56,8 +56,7 @@ impl Victim {
     /// Chooses the next one; only a job with GPU memory has a copier.
     fn any(random: &mut Random, job: &Job) -> Self {
         let count = match job {
-            Job::Chain(Files::Watched) => 6,
-            Job::Chain(Files::Included) | Job::Pipe(_) => 7,
+            Job::Chain(_) | Job::Pipe(_) => 7,
             Job::Gpu(..) => 8,
         };
         *random.one_of(&Self::ALL[..count])
@@ -163,6 +162,10 @@ impl Scene {
         }
         if let Some(mut client) = client {
             client.wait().expect("the client ends");
+        }
+        if victim == Victim::Watcher && matches!(self.job, Job::Chain(Files::Watched)) {
+            // Until then, restores are refused.
+            self.snapshot();
         }
         self.computes();
     }
