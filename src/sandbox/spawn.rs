@@ -70,7 +70,7 @@ static JOB_DESCRIPTORS: OnceLock<libc::rlimit> = OnceLock::new();
 /// Limit on descriptors: the number that Linux gives a process by default (`fs.nr_open`).
 const DESCRIPTORS_MAX: u64 = 1 << 20;
 /// Limit with which ckpt-run can work: helpers get descriptors from 200 on.
-const DESCRIPTORS_MIN: u64 = 512;
+const DESCRIPTORS_MIN: u64 = 256;
 
 /// The limit on open descriptors is too low.
 #[derive(Debug, thiserror::Error)]
