@@ -56,8 +56,6 @@ pub struct JobFiles {
 struct State {
     record: Record,
     marker: Option<Marker>,
-    /// True if the watcher has ended, and its sandbox has not.
-    has_lost_watcher: bool,
     /// Number of the last mark, written or requested.
     mark: u64,
     /// The set of the image that the job was last saved to or restored from.
@@ -129,7 +127,6 @@ impl JobFiles {
         let state = State {
             record,
             marker: None,
-            has_lost_watcher: false,
             mark: 0,
             newest: None,
             begun_ns: clock::unix_ns(),
@@ -201,15 +198,13 @@ impl JobFiles {
 
     /// Drops the watcher of a sandbox that ends, or one that has ended.
     pub fn drop_watcher(&self) {
-        let mut state = locked(&self.state);
-        state.marker = None;
-        state.has_lost_watcher = false;
+        locked(&self.state).marker = None;
     }
 
     /// Returns true if the watcher of the present sandbox has ended before the job.
     pub fn has_lost_watcher(&self) -> bool {
         let state = locked(&self.state);
-        state.has_lost_watcher || state.marker.as_ref().is_some_and(Marker::is_gone)
+        state.marker.as_ref().is_some_and(Marker::is_gone)
     }
 
     /// Lists the changes since the newest set while the job is running, for the image `id`, so that few files remain to
@@ -477,10 +472,6 @@ fn request(state: &mut State, id: u64, when: Mark) -> Result<(), String> {
             mark,
         })
     });
-    if matches!(marked, Err(MarkerError::Gone(_))) {
-        state.marker = None;
-        state.has_lost_watcher = true;
-    }
     marked.map_err(|error| error.to_string())
 }
 

@@ -42,8 +42,8 @@ pub struct Budget {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Images {
     pub all: usize,
-    /// Those older than the image that the job was last restored from, and than those that could not be restored since the
-    /// last progress; all of them if there are no such images.
+    /// Those that were not tried since the last progress: they are older than the image of the last restore, and than all
+    /// images that were refused.
     pub older: usize,
 }
 
